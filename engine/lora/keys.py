@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -40,6 +41,7 @@ class Key(NamedTuple):
     kind: Kind
 
 
+@lru_cache(maxsize=8192)  # all adapters of a model have the same names
 def parse_key(name: str) -> Key | None:
     """What the tensor of this name is; None: nothing that is known."""
     bare = name.removeprefix(PREFIX)

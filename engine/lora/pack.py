@@ -208,8 +208,9 @@ class _Parts:
         self._model, self._layer, self._has_bias = model, layer, has_bias
         self._a: list[Tensor] = []
         self._parts: list[tuple[int, Tensor, int, float]] = []
-        self._gain = torch.ones(layer.out_features)
-        self._shift = torch.zeros(layer.out_features)
+        #: Made where a part has something for them: most adapters are of matrices alone.
+        self._gain: Tensor | None = None
+        self._shift: Tensor | None = None
         self._rank = 0
         self._own: Tensor | None = None
         self._starts: dict[int, int] = {}
@@ -222,21 +223,30 @@ class _Parts:
             a, b = torch.zeros(0, self._layer.in_features), torch.zeros(rows, 0)
         else:
             b = b[chosen]
-        at = slice(first, first + rows)
-        if delta.b_bias is not None:
-            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
-        if delta.magnitude is not None:
-            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(first, a, b, delta)
-            own = self._bias()[at]
-            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
-        if delta.bias is not None:
-            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
+        if not (delta.b_bias is None and delta.magnitude is None and delta.bias is None):
+            self._change(slice(first, first + rows), delta, a, b, chosen)
         start = self._starts.get(id(a))
         if start is None:  # gate and up of an expert have one between them
             start = self._starts[id(a)] = self._rank
             self._a.append(a)
             self._rank += len(a)
         self._parts.append((first, b, start, delta.scale))
+
+    def _change(
+        self, at: slice, delta: ModuleDelta, a: Tensor, b: Tensor, chosen: Tensor | slice
+    ) -> None:
+        """What a part has beside its matrices, for these of the layer's rows."""
+        if self._gain is None or self._shift is None:
+            self._gain = torch.ones(self._layer.out_features)
+            self._shift = torch.zeros(self._layer.out_features)
+        if delta.b_bias is not None:
+            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
+        if delta.magnitude is not None:
+            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(at.start, a, b, delta)
+            own = self._bias()[at]
+            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
+        if delta.bias is not None:
+            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
 
     def _bias(self) -> Tensor:
         """The layer's own bias: what it makes of nothing, which takes all of its weights."""
@@ -264,13 +274,15 @@ class _Parts:
         kinds = {tensor.dtype for tensor in (*self._a, *(part[1] for part in self._parts))
                  if tensor.numel()}  # fmt: skip
         kept = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
-        changed = bool((self._gain != 1).any()), bool((self._shift != 0).any())
+        gain, shift = self._gain, self._shift
+        changes = gain is not None and bool((gain != 1).any())
+        shifts = shift is not None and bool((shift != 0).any())
         return LoraWeights(
             a=torch.cat([a.to(kept) for a in self._a]),
             parts=[LoraPart(at, b.to(kept), start, scale) for at, b, start, scale in self._parts],
             out_features=self._layer.out_features,
-            gain=self._gain if changed[0] else None,
-            shift=self._shift if changed[1] else None,
+            gain=gain if changes else None,
+            shift=shift if shifts else None,
         )
 
 

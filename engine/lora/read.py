@@ -21,6 +21,7 @@ from engine.lora.gguf import read_gguf_adapter
 from engine.lora.keys import PREFIX, Key, parse_key
 from engine.lora.modules import Modules
 from engine.lora.stacks import Stacks
+from engine.lora.tensor_file import TensorFile
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
 _MOST_HEADER = 1 << 26
@@ -61,15 +62,15 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             raise InvalidRequest("DoRA of experts isn't supported.", param="use_dora")
         if keys or not (pairs or classifier):
             parts.check_whole(keys)
-        adapter = Adapter(digest=digest)
+        adapter, tensors = Adapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
         for name, key in keys.items():
-            _put(adapter, key, modules, _read(file, name), config.tokens_of(_peft_name(name)))
+            _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
         for name, key in keys.items():
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
         _tie(adapter, modules)
         for a, b, pair in pairs:
-            adapter.modules |= pair.deltas(_read(file, a), _read(file, b))
-        adapter.classifier = {part: _read(file, name) for name, part in classifier.items()}
+            adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
+        adapter.classifier = {part: tensors.read(name) for name, part in classifier.items()}
     if _state(folder) != before:
         raise InvalidRequest("The adapter's files changed while they were read.", param="path")
     return adapter
@@ -219,14 +220,6 @@ def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
     if (shape := tuple(entry.get_shape())) != wanted:
         raise wrong(name, misshapen(shape, wanted))
     return part
-
-
-def _read(file: Any, name: str) -> Tensor:
-    tensor: Tensor = file.get_tensor(name)
-    # In one pass: a sum in float64 is a number unless something in it is none.
-    if not bool(tensor.sum(dtype=torch.float64).isfinite()):
-        raise wrong(name, "holds NaN or infinity")
-    return tensor
 
 
 def _delta(adapter: Adapter, key: Key, modules: Modules) -> ModuleDelta:
