@@ -10,7 +10,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet
-from kernels.attention import AttentionNeed, NoAttentionBackend, select_backend
+from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _KV_NAMES = {
@@ -56,6 +56,7 @@ def with_backend(
     Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
     """
     if config.batch_invariant:
+        _check_sparse(ops, spec)
         return _invariant(ops, config.attention_backend)
     if config.attention_backend is None and ops.has_own_attention:
         return ops
@@ -70,6 +71,17 @@ def with_backend(
     vars(chosen)["paged_attention"] = backend.load()
     vars(chosen)["compile_decoder"] = lambda *_: None
     return chosen
+
+
+def _check_sparse(ops: KernelSet, spec: DecoderSpec) -> None:
+    """Raise `ConfigError` where the kernels' own attention hides no blocks and the model does."""
+    own = _INVARIANT.get(ops.device.type)
+    if any(spec.sparse_layers) and own and not get_backend(own).sparse:
+        raise ConfigError(
+            f"batch_invariant has attention of its own ({own}), which isn't block-sparse as that "
+            f"of {spec.architecture} is.",
+            param="batch_invariant",
+        )
 
 
 def _invariant(ops: KernelSet, wanted: str | None) -> KernelSet:

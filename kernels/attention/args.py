@@ -77,3 +77,8 @@ class AttentionArgs:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
     sparse: BlockSparse | None = None
+
+    def refuse_sparse(self, name: str) -> None:
+        """Raise ValueError where blocks are to be hidden; for what hides none."""
+        if self.sparse is not None:
+            raise ValueError(f"{name} does no block-sparse attention")

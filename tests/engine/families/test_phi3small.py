@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
 
 from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError
 from engine.models.architectures import decoder_spec
+from engine.models.backend import with_backend
 from kernels.attention import BlockSparse
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["Phi3SmallForCausalLM"],
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "hidden_act": "gegelu",
+    "ff_intermediate_size": 14336,
+    "rope_embedding_base": 1000000,
+}
 
 
 def test_the_published_config_needs_few_words() -> None:
-    spec = decoder_spec(
-        {
-            "architectures": ["Phi3SmallForCausalLM"], "hidden_size": 4096,
-            "num_attention_heads": 32, "num_hidden_layers": 32, "hidden_act": "gegelu",
-            "ff_intermediate_size": 14336, "rope_embedding_base": 1000000,
-        }
-    )  # fmt: skip
+    spec = decoder_spec(PUBLISHED)
     assert spec.sparse == BlockSparse(block=64, local=16, stride=8, head_step=1)
     assert spec.sparse_layers == (True, False) * 16
     assert (spec.num_kv_heads, spec.head_dim, spec.intermediate_size) == (8, 128, 14336)
@@ -45,3 +56,12 @@ def test_a_token_that_its_tokenizer_never_means_never_comes(
     assert scores is not None
     assert scores[1] is not None
     assert -4e38 < scores[1][3].logprob < -1e30
+
+
+def test_attention_that_hides_no_blocks_is_refused() -> None:
+    """The kernels' own on a GPU, where results are to keep their bits."""
+    ops = cast(Any, SimpleNamespace(device=torch.device("cuda"), has_own_attention=False))
+    config = cast(Any, SimpleNamespace(batch_invariant=True, attention_backend=None))
+    with pytest.raises(ConfigError, match=r"TRITON_ATTN.*isn't block-sparse") as caught:
+        with_backend(ops, decoder_spec(PUBLISHED), torch.float32, config)
+    assert caught.value.param == "batch_invariant"

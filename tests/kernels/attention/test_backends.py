@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.attention import flash, flex, infer, sdpa
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
@@ -142,3 +142,10 @@ def test_libraries_get_what_their_documentation_asks_for(backend, options, monke
         torch.float32,
     )
     infer._wrapper.cache_clear()
+
+
+@pytest.mark.parametrize("backend", [sdpa, flex, flash, infer])
+def test_blocks_are_hidden_or_refused(backend):
+    args = AttentionArgs(**make_batch(MIX, size=32).arguments(), sparse=BlockSparse(4, 1, 3, 1))
+    with pytest.raises(ValueError, match="no block-sparse attention"):
+        backend.paged_attention(args)

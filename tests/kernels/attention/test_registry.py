@@ -42,6 +42,7 @@ def test_the_first_that_fits_is_taken(monkeypatch):
         ("FLASHINFER", {"alibi": True}, "ALiBi"),
         ("FLEX_ATTENTION", {"kv_dtype": "fp8_e4m3"}, "KV cache dtype fp8_e4m3"),
         ("TORCH_SDPA", {"soft_cap": True}, "soft cap"),
+        ("TRITON_ATTN", {"sparse": True}, "block-sparse attention not supported"),
     ],
 )
 def test_a_forced_backend_that_does_not_fit_is_refused_with_reasons(name, change, reason):
