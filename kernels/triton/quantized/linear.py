@@ -23,7 +23,13 @@ from kernels.triton.quantized.products import (
     int4_product_kernel,
     int8_product_kernel,
 )
-from kernels.triton.quantized.tiles import ProductTile, counters, depth_splits, product_tile
+from kernels.triton.quantized.tiles import (
+    ProductTile,
+    counters,
+    depth_splits,
+    narrowed,
+    product_tile,
+)
 
 FP8_DEPTH = 32 if INTERPRETED else 128
 INT4_BYTES = 32 if INTERPRETED else 64
@@ -57,6 +63,8 @@ class QuantisedLinear(LinearLayer):
     bias: Tensor | None
     held: tuple[str, ...]
     """Attributes that are its tensors, or None."""
+    narrows: bool = False
+    """Few columns are cut up finer; else a product of few splits its depth."""
     alike: int = 0
     """Cut every product up as one of so many rows; 0: by its own."""
 
@@ -93,12 +101,16 @@ class QuantisedLinear(LinearLayer):
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
         """Write the product of x's rows, which are dense, to `out`."""
 
-    def _cut(self, rows: int, by: Sorted | None) -> tuple[ProductTile, tuple[int, ...]]:
+    def _cut(
+        self, rows: int, by: Sorted | None, device: torch.device
+    ) -> tuple[ProductTile, tuple[int, ...]]:
         """The tile, and the grid of `rows_and_columns`."""
         if by is not None:
             tile = product_tile(by.groups.tile)
             return tile, (triton.cdiv(self.out_features, tile.columns), len(by.groups.group))
         tile = product_tile(self.alike or rows)
+        if self.narrows:
+            tile = narrowed(tile, target_of(device), self.out_features)
         blocks = triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns)
         return tile, (blocks,)
 
@@ -118,6 +130,7 @@ class Int8Linear(QuantisedLinear):
     each step finds for a group of a row's activations."""
 
     held = ("values", "scales", "bias")
+    narrows = True
 
     def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
         self.values = integers.values.contiguous()
@@ -128,7 +141,7 @@ class Int8Linear(QuantisedLinear):
         self.nbytes = self.values.nbytes + self.scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
-        tile, grid = self._cut(len(x), by)
+        tile, grid = self._cut(len(x), by, x.device)
         whole, scales = round_groups(x, self.group)
         depth = max(32, triton.next_power_of_2(self.group))
         launch(
@@ -168,7 +181,7 @@ class Int4Linear(QuantisedLinear):
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
 
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
-        tile, grid = self._cut(len(x), by)
+        tile, grid = self._cut(len(x), by, x.device)
         spread = max(16, triton.next_power_of_2(self.group))
         tensors = (self.packed, self.scales, self.minima, self.bias)
         shape = (len(out), self.in_features, x.stride(0))
@@ -214,6 +227,7 @@ class Fp8Linear(QuantisedLinear):
     finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they stay as they are."""
 
     held = ("bits", "scales", "bias")
+    narrows = True
 
     def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = bits.shape
@@ -221,7 +235,7 @@ class Fp8Linear(QuantisedLinear):
         self.nbytes = bits.nbytes + scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
-        tile, grid = self._cut(len(x), by)
+        tile, grid = self._cut(len(x), by, x.device)
         native = target_of(x.device).native_fp8
         eight, scales = native or INTERPRETED, None
         if eight:

@@ -34,6 +34,21 @@ SMALL = ProductTile(16, 16, 1, 1)
 """In the interpreter."""
 
 
+NARROW = ProductTile(16, 16, 2, 8)
+"""For few rows of a layer that has few columns."""
+
+
+def narrowed(tile: ProductTile, target: Target, columns: int) -> ProductTile:
+    """The tile for rows of one matrix with so many columns: NARROW, where there would be less than
+    two programs for each processor.
+
+    One alone leaves it waiting for memory; and columns that are cut in another way, unlike a depth
+    that is split, change no bit of the result.
+    """
+    few = tile == TABLE[16] and triton.cdiv(columns, tile.columns) < 2 * target.processors
+    return NARROW if few else tile
+
+
 def product_tile(rows: int) -> ProductTile:
     """The tile for so many rows."""
     if INTERPRETED:
