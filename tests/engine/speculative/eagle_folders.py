@@ -86,7 +86,7 @@ def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) 
     embedding, head, rounds = embedding.double(), head.double(), Round()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
-        entries, hidden = rounds.entries(states, lambda: states.double()), torch.empty(0)
+        entries, hidden = rounds.entries(states, states.double), torch.empty(0)
         while len(entries) < len(tokens):
             behind = embedding[tokens[1 : len(entries) + 1]]
             x = linear(tensors, fusion, torch.cat((behind, entries), dim=-1))

@@ -15,7 +15,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
 from tests.engine.models import make_tokenizer
-from tests.engine.speculative.eagle_folders import Equation
+from tests.engine.speculative.eagle_folders import Equation, Round
 
 LAYERS = 3
 AT = f"model.layers.{LAYERS}."
@@ -74,8 +74,10 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
         scale = torch.sqrt((x * x).mean(-1, keepdim=True) + config.rms_norm_eps)
         return x / scale * parts[f"{name}.weight"]
 
+    rounds = Round()
+
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
-        entries, hidden = states.double(), torch.empty(0)
+        entries, hidden = rounds.entries(states, states.double), torch.empty(0)
         while len(entries) < len(tokens):
             behind = normed(embedding[tokens[1 : len(entries) + 1]], "enorm")
             x = torch.cat((behind, normed(entries, "hnorm")), dim=-1) @ parts["eh_proj.weight"].T
@@ -84,7 +86,7 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
             mask = torch.full((len(x), len(x)), -torch.inf).double().triu(1)[None, None]
             found = layer(x[None], attention_mask=mask, position_embeddings=rotary)
             hidden = (found[0] if isinstance(found, tuple) else found).view(len(x), -1)[-1]
-            entries = torch.cat((entries, hidden[None]))
+            entries = rounds.add(hidden)
         return head @ normed(hidden, "shared_head.norm")
 
     return logits
