@@ -97,6 +97,7 @@ def sampling_cases(kernels: KernelSet, rows: int, vocab: int) -> Iterator[GpuCas
         ("plain", 1.0, vocab, 1.0, 0.0),
         ("top-k 50, top-p 0.9", 0.8, 50, 0.9, 0.0),
         ("top-p 0.9", 1.0, vocab, 0.9, 0.0),
+        ("top-k 2000", 1.0, 2000, 1.0, 0.0),
         ("min-p 0.05", 1.0, vocab, 1.0, 0.05),
     ):
         settings = (

@@ -126,7 +126,7 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
 def adapter(folder, to, seed, rank):
     """A random one of most linear layers."""
     made = torch.Generator().manual_seed(seed)
-    tensors, names = {}, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    tensors, names = {}, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head")
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
         if module.endswith(names):
@@ -134,6 +134,12 @@ def adapter(folder, to, seed, rank):
             for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 matrix = 0.15 * torch.randn(shape, generator=made)
                 tensors[f"base_model.model.{module}.lora_{part}.weight"] = matrix
+        if module.endswith("embed_tokens"):
+            rows, columns = weight.shape
+            for part, shape in (("A", (rank, rows)), ("B", (columns, rank))):
+                matrix = 0.15 * torch.randn(shape, generator=made)
+                tensors[f"base_model.model.{module}.lora_embedding_{part}"] = matrix
+    names = (*names, "embed_tokens")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": [*names]}
     return LoRARequest(str(seed), seed, str(write_adapter(to, config, tensors)))
 
@@ -150,6 +156,12 @@ def test_rows_of_adapters_and_of_none_have_the_cpus_tokens(mode, folder, tmp_pat
         outputs = llm.generate(prompts(), GREEDY, use_tqdm=False, lora_request=requests)
         found.append([output.outputs[0].token_ids for output in outputs])
     assert found[0] == found[1]
+
+
+def test_drafts_of_a_model_change_no_token(folder, expected):
+    """Its own draft: what it draws holds nearly always."""
+    drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
+    assert run(folder, async_scheduling=False, speculative_config=drafts) == expected
 
 
 def test_blocks_fill_the_memory_that_is_left(folder):
