@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from playwright.sync_api import expect
 
+from catalog.replica_log import ReplicaLog
 from engine.contract.protocol import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.conftest import Open
@@ -97,6 +99,24 @@ def test_a_failure_is_told_to_operators(open_page: Open, beat: Beat) -> None:
     card = page.get_by_role("article", name="Replica quill-sick")
     expect(card).to_contain_text("<b>header</b> cut off")
     assert card.locator("b").count() == 0
+
+
+def test_the_log_of_a_failure_shows_its_end(
+    open_page: Open, beat: Beat, instance: dict[str, str]
+) -> None:
+    client = redis.Redis.from_url(instance["REDIS_URL"])
+    log = ReplicaLog(client, instance["QUIRE_KEY_PREFIX"], "quill-logged")
+    for number in range(60):
+        log.add(f"line {number}")
+    log.say("the replica exited with status 1")
+    client.close()
+    beat(heartbeat("quill-logged", state="failed", detail="no room"))
+    page = open_page("/console/", "root")
+    found = page.get_by_label("The end of quill-logged's log")
+    expect(found).to_contain_text("exited with status 1")
+    left = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
+    assert found.evaluate("each => each.scrollHeight > each.clientHeight")
+    assert found.evaluate(left) < 2
 
 
 def test_the_examples_name_a_ready_model_and_this_server(open_page: Open) -> None:

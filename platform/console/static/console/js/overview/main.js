@@ -29,8 +29,13 @@ function showOverview({ models, replicas, failures = [] }) {
   say("live", `Live: ${plural(replicas.length, "replica")}`);
 }
 
-/** Replicas that died or can't start: for operators alone. */
+let shownFailures = "";
+
+/** Replicas that died or can't start: for operators alone. A log shows its end, and stays where a reader has scrolled it. */
 function showFailures(failures) {
+  const now = JSON.stringify(failures);
+  if (now === shownFailures) return;
+  shownFailures = now;
   byId("failures").hidden = failures.length === 0;
   byId("failure-cards").replaceChildren(
     ...failures.map(({ id, model, detail, log }) =>
@@ -43,6 +48,7 @@ function showFailures(failures) {
       ),
     ),
   );
+  for (const log of byId("failure-cards").querySelectorAll(".log")) log.scrollTop = log.scrollHeight;
 }
 
 /** The cards; gives the load of each model's replicas together. */
