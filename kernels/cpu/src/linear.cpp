@@ -181,7 +181,7 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
   alignas(64) float wide[(kBlockUnits + kBlockUnits / 16) * NR];
-  const bool widens = tiles > 1 && job.kernel.widen;
+  const bool widens = job.kernel.widen && tiles >= job.kernel.least_tiles;
   if (widens) job.kernel.widen(wide, b, steps, w.group, w.table);
   const LinearMicro* micro = widens ? job.kernel.widened : job.kernel.micro;
   // A tile of a few rows takes nearly as long as a full one.

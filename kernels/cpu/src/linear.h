@@ -109,6 +109,7 @@ struct Kernel {
   // Where it pays for many rows: widens `steps` steps of weights, for which there are other kernels.
   void (*widen)(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table);
   LinearMicro widened[kMostTile];
+  int64_t least_tiles = 2;  // so many tiles of rows widen
 };
 
 // The kernel for weights of `format` and rows of `dtype`.
