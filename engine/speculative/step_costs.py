@@ -120,8 +120,7 @@ class StepCosts:
         if not self._known:
             return 0.0
         each = self._widths.get(_rounded(width))
-        known = each is not None and each.count >= _KNOWN
-        return _DOUBT / sqrt(each.count if known else _KNOWN)
+        return _DOUBT / sqrt(_KNOWN if each is None else max(_KNOWN, each.count))
 
     def _usual(self, width: int) -> float:
         at = bisect_left(self._known, width)

@@ -165,12 +165,14 @@ class EngineClient:
         for flight in flights:
             if not flight.done:
                 self._flights[flight.engine_id] = flight
+                flight.in_line = True
         self._place_all(flights)
         return Submission(self, mailbox, flights)
 
     def _place_all(self, flights: list[Flight]) -> None:
         """Place what waits, of thousands a few at a time: others' tokens come in between."""
         for flight in flights[:PLACED_AT_ONCE]:
+            flight.in_line = False
             if not (flight.done or flight.placed) and self._flights.get(flight.engine_id) is flight:
                 self.try_place(flight)
         if left := flights[PLACED_AT_ONCE:]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.contract.errors import QuireError
 from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
+
+#: Pieces that a consumer takes in one turn of the event loop.
+PIECES_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -71,10 +75,11 @@ class Mailbox:
     have, whatever the consumer's speed. Not thread-safe: writer and consumer share a loop.
     """
 
-    __slots__ = ("_deadline", "_error", "_pieces", "_timer", "_waiter")
+    __slots__ = ("_deadline", "_error", "_is_rest", "_pieces", "_timer", "_waiter")
 
     def __init__(self) -> None:
         self._pieces: dict[tuple[int, int], Piece] = {}
+        self._is_rest = False
         self._error: QuireError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: float | None = None
@@ -103,13 +108,18 @@ class Mailbox:
     async def get(self, wait_s: float | None = None) -> list[Piece]:
         """What has come, at most one piece an output; [] after `wait_s` seconds without any.
 
+        Of thousands of outputs a few at a time: others' tokens come in between.
+
         Raises: the error that the writer left.
         """
         if not self._pieces and self._error is None:
             await self._wait(wait_s)
+        elif self._is_rest:
+            await asyncio.sleep(0)
         if self._pieces:
-            pieces = list(self._pieces.values())
-            self._pieces = {}
+            first = list(islice(self._pieces, PIECES_AT_ONCE))
+            pieces = [self._pieces.pop(key) for key in first]
+            self._is_rest = bool(self._pieces)
             return pieces
         if self._error is not None:
             raise self._error

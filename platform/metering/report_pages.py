@@ -14,7 +14,7 @@ MOST_ROWS = 12_000
 #: The same where few groups come of them, which the database adds up.
 MOST_ROWS_ADDED_UP = 60_000
 #: The same where all buckets are added up.
-MOST_ROWS_WHOLE = 250_000
+MOST_ROWS_WHOLE = 100_000
 #: Requests that one answer by minute reads: they come from the ledger itself.
 MOST_REQUESTS = 10_000
 _FEW = {"model", "line_item", "adapter", "endpoint"}

@@ -10,6 +10,7 @@ import pytest
 
 from engine.text import Tokenizer, render_chat
 from inference.engine_client.client import PLACED_AT_ONCE
+from inference.engine_client.current import get_engine_client
 from inference.engine_client.inbox import InboxWriter
 from inference.rendering.infill import FORMS
 from metering.redis_clients import key, sync_client
@@ -350,6 +351,8 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         turns[-1] += 1
         if turns[-1] == 1:
             asyncio.get_running_loop().call_soon(turns.append, 0)
+            if len(turns) == 2:  # a look at the replicas meanwhile leaves the rest in line
+                get_engine_client().watchman.check()
         post(*args)
 
     monkeypatch.setattr(InboxWriter, "post", counted)

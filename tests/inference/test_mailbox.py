@@ -9,6 +9,7 @@ import pytest
 from engine.contract.errors import EngineFault
 from engine.contract.protocol import TokenLogprobs
 from inference.engine_client import Mailbox, Piece
+from inference.engine_client.mailbox import PIECES_AT_ONCE
 
 
 def piece(tokens: list[int], index: int = 0, **fields: object) -> Piece:
@@ -83,3 +84,20 @@ async def test_a_cancelled_consumer_leaves_what_came() -> None:
         await waiting
     mailbox.put(piece([1]))
     assert [p.token_ids for p in await mailbox.get()] == [[1]]
+
+
+async def test_of_thousands_of_outputs_a_few_come_in_one_turn_of_the_loop() -> None:
+    mailbox, turns = Mailbox(), []
+    for number in range(3 * PIECES_AT_ONCE + 1):
+        mailbox.put(Piece(number, 0, [number]))
+    asyncio.get_running_loop().call_soon(turns.append, "others")
+    first = await mailbox.get()
+    assert [piece.number for piece in first] == list(range(PIECES_AT_ONCE))
+    assert not turns
+    mailbox.put(Piece(PIECES_AT_ONCE, 0, [7]))  # joins what waits of its output
+    second = await mailbox.get()
+    assert turns == ["others"]
+    assert second[0].token_ids == [PIECES_AT_ONCE, 7]
+    rest = [*second, *await mailbox.get(), *await mailbox.get()]
+    assert [piece.number for piece in rest] == list(range(PIECES_AT_ONCE, 3 * PIECES_AT_ONCE + 1))
+    assert await mailbox.get(0.01) == []
