@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, StepPlan
-from engine.speculative.chances import UsualChances, moved
+from engine.speculative.chances import MODEL_PRIOR, PRIOR, UsualChances, moved
 from engine.speculative.draft_maker import DraftMaker
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
@@ -74,7 +74,7 @@ class Drafter:
         lengths = range(config.prompt_lookup_min, config.prompt_lookup_max + 1)
         self._matches = tuple(lengths) if model is None else (0,)
         self._chances: dict[int, _Chance] = {}
-        self._usual = UsualChances()
+        self._usual = self._unknown_chances()
         self._watch = Watch()
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
@@ -185,9 +185,12 @@ class Drafter:
 
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
-        self._chances, self._usual, self._watch = {}, UsualChances(), Watch()
+        self._chances, self._usual, self._watch = {}, self._unknown_chances(), Watch()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
+
+    def _unknown_chances(self) -> UsualChances:
+        return UsualChances(PRIOR if self.model is None else MODEL_PRIOR)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless a draft model's pool is in order."""

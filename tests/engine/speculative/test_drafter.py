@@ -182,11 +182,25 @@ class _Counting:
 
 def test_what_a_draft_model_takes_counts() -> None:
     free = dict.fromkeys((1, 2, 3, 4, 5), 1.0)
-    for seconds, drafts in ((0.0, 4), (0.05, 3), (0.3, 1), (0.6, 0)):
+    for seconds, drafts in ((0.0, 4), (0.05, 4), (0.3, 3), (0.6, 1), (0.9, 0)):
         model = _Counting((1, seconds))
         made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
         know(made.costs, *free.items())
         assert len(made.propose([repeating()], 100).get(0, [])) == drafts, seconds
+
+
+def test_a_draft_model_is_tried_though_steps_are_hardly_known_and_left_alone_once_it_fails() -> (
+    None
+):
+    made = Drafter(CONFIG, 100, model=_Counting((1, 0.2)))  # type: ignore[arg-type]
+    for width in (1, 2, 3, 4, 5):
+        for _ in range(3):
+            made.costs.note(width, 1.0 + 0.02 * width)
+    row = repeating()
+    assert len(made.propose([row], 100)[0]) >= 3
+    for _ in range(40):
+        made.note(row, 4, 0)
+    assert made.propose([row], 100) == {}
 
 
 def test_a_draft_models_time_is_none_of_the_steps() -> None:
