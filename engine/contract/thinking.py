@@ -11,7 +11,7 @@ from engine.contract.checks import integer, token_ids
 from engine.contract.errors import InvalidRequest
 
 MAX_MARK_TOKENS = 64
-MAX_MARKS = 8
+MAX_MARKS = 16
 _PARAM = "thinking"
 
 

@@ -60,12 +60,24 @@ def template_switches(chat: ChatRequest, template: str) -> dict[str, Any]:
 def prompt_is_inside(
     chat: ChatRequest, parser: type[ReasoningParser], tokenizer: Tokenizer, prompt: list[int]
 ) -> bool | None:
-    """Whether a prompt ends inside the reasoning; None when its end doesn't tell."""
+    """Whether a prompt ends inside the reasoning; None when nothing tells.
+
+    Its end is asked first, then the variables that its template knows.
+    """
     if not chat.continue_final_message:
-        return parser.prompt_is_inside(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        told = parser.prompt_is_inside(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        return _switched(chat, parser, tokenizer.chat_template or "") if told is None else told
     text = tokenizer.decode(prompt[-OPEN_TAIL_TOKENS:], False)
     begun = max((text.rfind(mark) for mark in parser.starts), default=-1)
     return begun > max((text.rfind(mark) for mark in parser.ends), default=-1)
+
+
+def _switched(chat: ChatRequest, parser: type[ReasoningParser], template: str) -> bool | None:
+    """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
+    given = template_switches(chat, template) | (chat.chat_template_kwargs or {})
+    known = {name: value for name, value in given.items() if name in template}
+    on = parser.switched(known)
+    return None if on and not parser.opened else on
 
 
 def thinking_params(

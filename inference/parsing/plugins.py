@@ -54,6 +54,10 @@ class Registry(Generic[P]):
         """Every parser by its name. Raises TypeError or ImportError for a plug-in that is none."""
         return {**self._own, **{name: self._checked(path) for name, path in self._paths().items()}}
 
+    def names(self) -> list[str]:
+        """All that `get` knows, sorted."""
+        return sorted({*self._own, *self._aliases, *self._paths()})
+
     def get(self, name: str) -> type[P] | None:
         """The parser of this name, which may be another name of one of ours."""
         parsers = self.all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from inference.parsing.literals import first_of, is_beginning, may_begin
 from inference.parsing.parts import Part
@@ -37,6 +38,11 @@ class HarmonyParser(ReasoningParser):
         if constrained:
             return Marks((final,), "", f"<|end|>{again}{final}")
         return Marks(("<|end|>", final, f"{CHANNEL}commentary"), "", "<|end|>")
+
+    @classmethod
+    def switched(cls, variables: Mapping[str, Any]) -> bool | None:
+        """An answer has its headers with and without reasoning."""
+        return None
 
     def __init__(self, inside: bool | None = None) -> None:
         super().__init__(inside)

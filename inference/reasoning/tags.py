@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from inference.parsing.literals import first_of, is_beginning, may_begin
+from inference.parsing.parts import Part
 from inference.reasoning.base import ReasoningParser
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -12,9 +16,63 @@ class DeepSeekR1Parser(ReasoningParser):
 
     name = "deepseek_r1"
     template_marks = (CLOSE, "<｜Assistant｜>")
-    markers = (OPEN, CLOSE)
     starts, ends = (OPEN,), (CLOSE,)
     assumed = True
+
+
+class DeepSeekV3Parser(ReasoningParser):
+    """DeepSeek V3.1 and 3.2: no reasoning unless the prompt or the template's variables say so."""
+
+    name = "deepseek_v3"
+    starts, ends = (OPEN,), (CLOSE,)
+    opened = True
+
+
+class DeepSeekV4Parser(DeepSeekR1Parser):
+    """DeepSeek V4: calls may follow the reasoning without its end."""
+
+    name = "deepseek_v4"
+    template_marks = ()
+    calls = ("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>", "<｜DSML｜ calls>")
+
+
+class Glm45Parser(ReasoningParser):
+    """GLM 4.5 and many that are like it: reasoning is the rule, and calls may follow at once."""
+
+    name = "glm45"
+    starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<tool_call>",)
+    assumed = True
+
+
+class KimiK2Parser(Glm45Parser):
+    """Kimi K2 Thinking."""
+
+    name = "kimi_k2"
+    template_marks = (CLOSE, "<|tool_calls_section_begin|>")
+    calls = ("<|tool_calls_section_begin|>",)
+
+
+class MiniMaxM2Parser(Glm45Parser):
+    """MiniMax M2: the prompt opens the reasoning."""
+
+    name = "minimax_m2"
+    calls = ("<minimax:tool_call>",)
+
+
+class MiniMaxM2AppendThinkParser(MiniMaxM2Parser):
+    """The same with all of it as content, tags and all, as the model wants it back."""
+
+    name = "minimax_m2_append_think"
+
+    def _begin(self) -> bool:
+        rest = self._held.lstrip()
+        if not self._ended and (not rest or is_beginning(rest, self.starts)):
+            return False
+        if self._held and not rest.startswith(self.starts):
+            self._out.append(Part("content", OPEN))
+        self._trim, self._state = False, self._content
+        return bool(self._held)
 
 
 class Qwen3Parser(ReasoningParser):
@@ -22,8 +80,18 @@ class Qwen3Parser(ReasoningParser):
 
     name = "qwen3"
     template_marks = (CLOSE,)
-    markers = (OPEN, CLOSE)
     starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<tool_call>",)
+
+
+class HyV3Parser(Qwen3Parser):
+    """Hunyuan 3: an effort turns the reasoning on."""
+
+    name = "hy_v3"
+    template_marks = ()
+    calls = ()
+    opened = True
+    switches = ("reasoning_effort",)
 
 
 class GraniteParser(ReasoningParser):
@@ -33,3 +101,78 @@ class GraniteParser(ReasoningParser):
     template_marks = ("Here is my thought process:",)
     starts = ("Here is my thought process:", "Here's my thought process:")
     ends = ("Here is my response:", "Here's my response:")
+
+
+class FramedParser(ReasoningParser):
+    """The answer stands between two texts of its own, which are left out.
+
+    Attributes:
+        frame: what stands before the answer and what after it.
+    """
+
+    frame: ClassVar[tuple[str, str]]
+
+    def __init__(self, inside: bool | None = None) -> None:
+        super().__init__(inside)
+        self._told = False
+        self._framed = inside is False  # a prompt may have opened the frame
+
+    @classmethod
+    def prompt_is_inside(cls, tail: str) -> bool | None:
+        """A prompt may end in the answer's frame, too."""
+        if tail.rstrip().endswith(cls.frame[0]):
+            return False
+        return super().prompt_is_inside(tail)
+
+    def _content(self) -> bool:
+        if not self._told and not self._look_for_frame():
+            return False
+        if not self._framed:
+            return super()._content()
+        place, tag = first_of(self._held, self.frame[1:])
+        if tag and not self._held[place + len(tag) :].strip():
+            self._show(place)
+            if self._ended:
+                self._held = ""
+            return False
+        if tag:  # the answer speaks of it
+            self._show(place + len(tag), whole=True)
+            return True
+        self._show(len(self._held) - (0 if self._ended else may_begin(self._held, self.frame[1:])))
+        return False
+
+    def _look_for_frame(self) -> bool:
+        """Whether it's known if the answer has its frame."""
+        rest, before = self._held.lstrip(), self.frame[:1]
+        if not self._ended and (not rest or is_beginning(rest, before)):
+            return False
+        if rest.startswith(before):
+            self._held, self._trim, self._framed = rest[len(before[0]) :], True, True
+        self._told = True
+        return True
+
+    def _show(self, end: int, *, whole: bool = False) -> None:
+        """Give out the text before `end`; white space waits for what comes after it."""
+        text = self._held[:end]
+        text = text if whole or (self._ended and end == len(self._held)) else text.rstrip()
+        self._emit("content", text)
+        self._held = self._held[len(text) :]
+
+
+class HunyuanA13BParser(FramedParser):
+    """Hunyuan A13B."""
+
+    name = "hunyuan_a13b"
+    template_marks = (CLOSE, "<answer>")
+    starts, ends = (OPEN,), (CLOSE,)
+    frame = ("<answer>", "</answer>")
+
+
+class Ernie45Parser(FramedParser):
+    """ERNIE 4.5."""
+
+    name = "ernie45"
+    template_marks = (CLOSE, "<response>")
+    starts, ends = (OPEN,), (CLOSE,)
+    frame = ("<response>", "</response>")
+    assumed = True

@@ -68,6 +68,8 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
         ("device", "quantum", "quantum"),
         ("cudagraph_capture_sizes", "1, x", "whole number"),
         ("speculative_config__key", "nonsense", "method"),
+        ("reasoning_parser", "nobody", "There are: none, "),
+        ("tool_call_parser", "nobody", "hermes"),
     ],
 )
 def test_an_error_stands_at_its_field(field: str, value: str, told: str) -> None:

@@ -45,6 +45,16 @@ def test_fallbacks_and_idle_minutes_are_set(login: Login, quill: ServedModel) ->
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "fallbacks")
 
 
+def test_a_parser_that_nobody_knows_is_refused_before_a_model_is_loaded(
+    login: Login, quill: ServedModel
+) -> None:
+    body = {"settings": {"reasoning_parser": "nobody"}}
+    path = f"/api/models/{quill.pk}/"
+    wrong = login("root").patch(path, body, content_type="application/json")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "settings")
+    assert "minimax_m2" in wrong.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "deed", ["sleep", "wake", "restart", "need", "download", "replicas", "log"]
 )

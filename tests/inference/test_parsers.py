@@ -111,26 +111,37 @@ def test_reasoning_is_told_from_content(name: str, text: str, reasoning: str, co
 MARKS = [
     *("<think>", "</think>", "<thi", "Here's my thought process:", "Here is my response:"),
     *("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "analysis", "final"),
+    *("<tool_call>", "<answer>", "</answer>", "<|channel>", "thought\n", "<channel|>", "[THINK]"),
     *("Hm", " ", "\n", "<", "|", "é🙂", "\x00"),
 ]
+
+
+def own_marks(name: str) -> list[str]:
+    """A parser's tags, and halves of them."""
+    parser = reasoning_parsers.all()[name]
+    tags = [*parser.starts, *parser.ends, *parser.calls, *parser.markers]
+    return [*tags, *(tag[: len(tag) // 2] for tag in tags), *(tag[len(tag) // 2 :] for tag in tags)]
 
 
 @pytest.mark.parametrize("name", sorted(reasoning_parsers.all()))
 @settings(max_examples=40, deadline=None)
 @given(
-    pieces=st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=12),
+    data=st.data(),
     cuts=st.lists(st.integers(0, 200), max_size=8),
     inside=st.sampled_from([None, True, False]),
 )
 def test_hostile_thoughts_read_the_same_however_they_are_cut(
-    name: str, pieces: list[str], cuts: list[int], inside: bool | None
+    name: str, data: st.DataObject, cuts: list[int], inside: bool | None
 ) -> None:
-    plan, text = thinking(name, inside), "".join(pieces)
+    pieces = st.sampled_from([*MARKS, *own_marks(name)]) | st.text(max_size=4)
+    plan, text = thinking(name, inside), "".join(data.draw(st.lists(pieces, max_size=12)))
     places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
     parts = [text[a:b] for a, b in pairwise(places)] or [""]
     whole = shape(read(plan, [text]))
     assert shape(read(plan, parts)) == whole
     told = "".join(said for _, said, _ in whole)
+    if name.endswith("append_think"):
+        told = told.removeprefix("<think>")
     assert set(told) <= set(text)
     assert len(told) <= len(text)
 

@@ -141,6 +141,34 @@ async def test_a_call_after_the_reasoning(gateway: Gateway, thinker: Any) -> Non
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+async def test_a_call_that_ends_the_reasoning_by_itself(gateway: Gateway, thinker: Any) -> None:
+    async with gateway.serving(thinker(f"<think>Hm.\n{CALL}")):
+        reply = await gateway.client.chat(tools=[TOOL])
+        stream = await gateway.client.chat(tools=[TOOL], stream=True)
+    choice = reply.json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["reasoning"]) == ("tool_calls", "Hm.")
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert b'"tool_calls"' in stream.body
+
+
+async def test_a_templates_switch_tells_where_its_prompt_does_not(
+    gateway: Gateway, thinker: Any
+) -> None:
+    replica = thinker(
+        "Hm.</think>Yes.", "{{ messages[0].content }}{% if enable_thinking %} {% endif %}"
+    )
+    replica.model.reasoning_parser = "glm45"
+    form = {"response_format": {"type": "json_object"}}
+    async with gateway.serving(replica):
+        seen = []
+        for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            chat = {"chat_template_kwargs": variables} | form
+            message = (await gateway.client.chat(**chat)).json()["choices"][0]["message"]
+            seen.append((message["reasoning"], message["content"]))
+    assert seen == [("Hm.", "Yes."), ("Hm.", "Yes."), (None, "Hm.</think>Yes.")]
+    assert [each.sampling.thinking is None for each in replica.received] == [False, False, True]
+
+
 async def test_a_stream_that_shows_nothing_for_long_says_so(
     gateway: Gateway, thinker: Any, settings: Any
 ) -> None:

@@ -130,6 +130,8 @@ def test_loading_writes_the_wish_and_an_audit_row(folder: str) -> None:
         ({"name": "m", "source": "org/model", "settings": {"block_size": 17}}, "settings"),
         ({"name": "m", "source": "org/model", "settings": {"model": "/etc"}}, "settings"),
         ({"name": "m", "source": "org/model", "settings": {"dtype": "float8"}}, "settings"),
+        ({"name": "m", "source": "org/model", "settings": {"reasoning_parser": "x"}}, "settings"),
+        ({"name": "m", "source": "org/model", "settings": {"tool_call_parser": "x"}}, "settings"),
         ({"name": "m", "source": "org/model", "num_replicas": 0}, "num_replicas"),
         ({"name": "m", "source": "org/model", "num_replicas": 1000}, "num_replicas"),
         ({"name": "m", "source": "org/model", "desired": 1}, "desired"),
@@ -285,6 +287,21 @@ def test_sharing_is_audited_with_the_tenants_names(world: World, folder: str) ->
 
 
 # -- command lines ----------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: Any) -> None:
+    parser = "inference.reasoning.tags.Qwen3Parser"
+    settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {"ours": parser}}
+    for name in ("ours", "olmo3", "none"):
+        wanted = {"reasoning_parser": name, "tool_call_parser": "openai"}
+        model = actions.load_model(actor=SYSTEM, name=name, source=folder, settings=wanted)
+        assert model.settings == wanted
+    settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {}}
+    ours = ServedModel.objects.get(name="ours")
+    with pytest.raises(InvalidRequest, match="'ours' here. There are: none, cohere_command3,"):
+        actions.update_model(actor=SYSTEM, model=ours, num_replicas=2)
+    actions.unload_model(actor=SYSTEM, model=ours)  # as it always can be
 
 
 def test_flags_come_back_as_the_same_settings() -> None:

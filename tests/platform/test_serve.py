@@ -138,6 +138,8 @@ def test_help_and_both_names_of_the_command() -> None:
         ),
         ({"chat_template": "/nowhere.jinja"}, "chat_template '/nowhere.jinja' is no template"),
         ({"chat_template": "{% if %}"}, "chat_template: "),
+        ({"reasoning_parser": "nobody"}, "There is no reasoning_parser 'nobody' here. There are: "),
+        ({"tool_call_parser": "nobody"}, "There is no tool_call_parser 'nobody' here. There are: "),
     ],
 )
 def test_what_cant_be_had_is_said_before_anything_starts(

@@ -6,7 +6,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-from engine.contract.config import EngineConfig
+from catalog.setting_checks import check_settings
 from engine.contract.errors import ConfigError
 from tenants.models import Tenant
 
@@ -22,13 +22,13 @@ class DesiredState(models.TextChoices):
 
 
 def check_engine_settings(settings: Any) -> None:
-    """Raise ValidationError unless these are settings of `EngineConfig`, in their ranges."""
+    """Raise ValidationError unless these are settings that a model may be loaded with."""
     if not isinstance(settings, dict):
         raise ValidationError("Must be a JSON object.")
     if reserved := RESERVED_SETTINGS & set(settings):
         raise ValidationError(f"{sorted(reserved)[0]} has a field of its own.")
     try:
-        EngineConfig.from_mapping(settings)
+        check_settings(settings)
     except ConfigError as error:
         raise ValidationError(error.message) from error
 

@@ -16,6 +16,7 @@ from typing import Any
 from django.http import QueryDict
 
 from catalog.engine_options import NAMED
+from catalog.setting_checks import check_settings
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.options import checked, kind_of
@@ -167,7 +168,7 @@ class SettingsForm:
     def _check_together(self, found: dict[str, Any]) -> None:
         """What no field's own rule says."""
         try:
-            EngineConfig.from_mapping(found)
+            check_settings(found)
             if template := found.get("chat_template"):
                 found["chat_template"] = read_template(template)
         except QuireError as error:
