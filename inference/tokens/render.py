@@ -57,13 +57,15 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     fields = {name: value for name, value in told.items() if name in SAMPLING}
     # Without one, `/inference/v1/generate` takes all of the context.
     fields["max_tokens"] = sampling.max_tokens
+    if sampling.thinking is not None:
+        fields["thinking"] = told["thinking"]
     return fields
 
 
 async def rendered_chat(chat: ChatRequest, request: GatewayRequest) -> dict[str, Any]:
     """A chat's body. Raises `InvalidRequest` in a chat's words."""
     served = await find_served(request.caller, chat.model)
-    job, _ = await chat_job(
+    job, options = await chat_job(
         chat,
         served,
         caller=request.caller,
@@ -71,7 +73,9 @@ async def rendered_chat(chat: ChatRequest, request: GatewayRequest) -> dict[str,
         endpoint="chat.completions",
         id_prefix="chatcmpl",
     )
-    return rendered(job, chat)[0]
+    parsers = options.parsers
+    ended = parsers.thinking is None if parsers.reasoning is not None else None
+    return {**rendered(job, chat)[0], "reasoning_ended": ended}
 
 
 class ChatRenderView(GatewayView):

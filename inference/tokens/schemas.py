@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import Field
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import ThinkingParams
 from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.schemas import CompletionRequest
 from inference.openai.schemas.base import GenerateRequest, ModelName, StreamOptions
@@ -54,6 +56,21 @@ class TokensRequest(KnownFields):
     priority: int | None = 0
     reasoning_ended: bool | None = None
 
+    def thinking(self) -> ThinkingParams | None:
+        """How reasoning is told that comes before a form, as a rendered chat says it.
+
+        Raises `InvalidRequest`.
+        """
+        given = self.sampling_params.get("thinking")
+        if given is None or self.reasoning_ended:
+            return None
+        try:
+            return msgspec.convert(given, ThinkingParams)
+        except msgspec.ValidationError as error:  # its own errors have ours as their cause
+            cause = error.__cause__ or error
+            field = getattr(cause, "param", None) or "thinking"
+            raise InvalidRequest(str(cause), param=field) from None
+
     def completion(self) -> CompletionRequest:
         """The same as a completion. Raises `InvalidRequest`, in this endpoint's words."""
         body: dict[str, Any] = {
@@ -82,7 +99,7 @@ class TokensRequest(KnownFields):
             what = "output_mode 'text'" if self.output_mode == "text" else "stop"
             raise InvalidRequest(f"{what} needs detokenize.", param="sampling_params.detokenize")
         for name, value in given.items():
-            if name not in SAMPLING and value not in NEUTRAL.get(name, ()):
+            if name not in SAMPLING | {"thinking"} and value not in NEUTRAL.get(name, ()):
                 path = f"sampling_params.{name[:100]}"
                 raise UnsupportedField(f"'{path}' is not supported.", param=path)
         return {name: value for name, value in given.items() if name in SAMPLING}
@@ -92,7 +109,7 @@ def in_our_words(error: InvalidRequest) -> InvalidRequest:
     """A completion's error with the field as this endpoint calls it."""
     param = error.param or ""
     head = param.split(".")[0].split("[")[0]
-    if head in SAMPLING:
+    if head in SAMPLING or head == "thinking":
         error.param = f"sampling_params.{param}"
     elif head == "prompt":
         error.param = f"token_ids{param[len(head) :]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
@@ -32,6 +33,9 @@ class TokensView(GatewayView):
         served.check_queue(request.caller, wanted.priority)
         try:
             job = await completion_job(request, completion, served)
+            if (thinking := wanted.thinking()) is not None:
+                job.sampling = msgspec.structs.replace(job.sampling, thinking=thinking)
+                await job.check()
         except InvalidRequest as error:
             raise in_our_words(error) from None
         alternatives = job.sampling.logprobs

@@ -104,6 +104,25 @@ async def test_a_form_waits_for_the_reasonings_end(
     assert replica.received[0].sampling.thinking.start == []
 
 
+async def test_a_rendered_chat_tells_of_its_reasoning(gateway: Gateway, thinker: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "thinking_token_budget": 7}
+    chat |= {"response_format": {"type": "json_object"}}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with gateway.serving(replica := thinker()):
+        await gateway.client.post("/v1/chat/completions", chat)
+        bodies = [
+            (await gateway.client.post("/v1/chat/completions/render", chat | more)).json()
+            for more in ({}, off)
+        ]
+        for body in (*bodies, bodies[0] | {"reasoning_ended": True}):
+            assert (await gateway.client.post("/inference/v1/generate", body)).status == 200
+    assert [body["reasoning_ended"] for body in bodies] == [False, True]
+    meant, ran, past, ended = (each.sampling.thinking for each in replica.received)
+    assert ran == meant
+    assert meant.budget == 7
+    assert past is ended is None
+
+
 async def test_an_effort_is_the_templates_or_a_budget(gateway: Gateway, thinker: Any) -> None:
     async with gateway.serving(replica := thinker()):
         for effort in BUDGETS:

@@ -93,6 +93,8 @@ async def test_without_a_limit_the_context_is_one(gateway: Gateway) -> None:
         ),
         ({"sampling_params": {"stop": [""]}}, "sampling_params.stop"),  # fault 11
         ({"sampling_params": {"thinking": {}}}, "sampling_params.thinking"),
+        ({"sampling_params": {"thinking": {"end": [[]]}}}, "sampling_params.thinking.end"),
+        ({"sampling_params": {"thinking": {"end": [[10**6]]}}}, "sampling_params.thinking"),
         ({"sampling_params": {"cache_salt": "x"}}, "sampling_params.cache_salt"),
         ({"features": {"mm_hashes": {}}}, "features"),
         ({"output_mode": "derender"}, "output_mode"),

@@ -299,7 +299,7 @@ def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: A
         assert model.settings == wanted
     settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {}}
     ours = ServedModel.objects.get(name="ours")
-    with pytest.raises(InvalidRequest, match="'ours' here. There are: none, cohere_command3,"):
+    with pytest.raises(InvalidRequest, match=r"'ours' here\. There are: none, cohere_command3,"):
         actions.update_model(actor=SYSTEM, model=ours, num_replicas=2)
     actions.unload_model(actor=SYSTEM, model=ours)  # as it always can be
 

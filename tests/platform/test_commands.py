@@ -270,7 +270,7 @@ def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, fo
     assert (model.num_replicas, model.public) == (2, False)
     with pytest.raises(CommandError, match="being loaded already"):
         run("load_model", folder)
-    with pytest.raises(CommandError, match="There is no reasoning_parser 'x' here. There are: "):
+    with pytest.raises(CommandError, match=r"no reasoning_parser 'x' here\. There are: "):
         run("load_model", folder, "--name", "other", "--reasoning-parser", "x")
     assert "is being unloaded" in run("unload_model", "tiny-model")
     run("load_model", "tiny-model")
