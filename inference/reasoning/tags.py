@@ -15,7 +15,7 @@ class DeepSeekR1Parser(ReasoningParser):
     """DeepSeek R1: every answer begins with reasoning; many prompts hold the opening tag."""
 
     name = "deepseek_r1"
-    template_marks = (CLOSE, "<｜Assistant｜>")
+    template_marks: ClassVar[tuple[str, ...]] = (CLOSE, "<｜Assistant｜>")
     starts, ends = (OPEN,), (CLOSE,)
     assumed = True
 
@@ -79,9 +79,9 @@ class Qwen3Parser(ReasoningParser):
     """Qwen 3 and most others: the model opens its reasoning, or the prompt opened or closed it."""
 
     name = "qwen3"
-    template_marks = (CLOSE,)
+    template_marks: ClassVar[tuple[str, ...]] = (CLOSE,)
     starts, ends = (OPEN,), (CLOSE,)
-    calls = ("<tool_call>",)
+    calls: ClassVar[tuple[str, ...]] = ("<tool_call>",)
 
 
 class HyV3Parser(Qwen3Parser):
