@@ -171,12 +171,17 @@ class EngineClient:
 
     def _place_all(self, flights: list[Flight]) -> None:
         """Place what waits, of thousands a few at a time: others' tokens come in between."""
-        for flight in flights[:PLACED_AT_ONCE]:
-            flight.in_line = False
-            if not (flight.done or flight.placed) and self._flights.get(flight.engine_id) is flight:
-                self.try_place(flight)
-        if left := flights[PLACED_AT_ONCE:]:
-            asyncio.get_running_loop().call_soon(self._place_all, left)
+        turn, left = flights[:PLACED_AT_ONCE], flights[PLACED_AT_ONCE:]
+        for flight in turn:
+            flight.in_line = False  # should placing one fail, the watchman places these
+        try:
+            for flight in turn:
+                here = self._flights.get(flight.engine_id) is flight
+                if here and not (flight.done or flight.placed):
+                    self.try_place(flight)
+        finally:
+            if left:
+                asyncio.get_running_loop().call_soon(self._place_all, left)
 
     def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
         """Raise what `QueueBound` does when too much waits for the model, or for this client."""
