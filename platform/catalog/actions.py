@@ -45,10 +45,10 @@ def load_model(
     settings: Mapping[str, Any] | None = None,
     **columns: Any,
 ) -> ServedModel:
-    """Have a model served: a new one from `source`, or one that was unloaded.
+    """Have a model served: a new one from `source`, one that was unloaded or whose load failed.
 
     Of several loads at the same time one wins; the others get `Conflict`, as does a load while the
-    model's replicas still drain.
+    model's replicas still drain. A load that failed (`why_failed`) is tried again at once.
 
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
@@ -69,10 +69,12 @@ def load_model(
         if not source:
             raise InvalidRequest(f"There is no model {name!r} yet: name its folder.", param="name")
         model = ServedModel(name=name)
-    else:
+    elif not why_failed(model):
         _refuse_while_in_use(model)
     changed(model, {**changes, "desired_state": DesiredState.LOADED, "idle_since": None})
     save_valid(model)  # the unique name lets one of two first loads win
+    failed = model.replicas.filter(state=ReplicaState.FAILED)
+    failed.update(state=ReplicaState.PENDING, detail="", last_exit="")
     record(
         actor=actor,
         action="model.load",
@@ -250,6 +252,17 @@ def _known_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(columns) - CHANGEABLE):
         raise InvalidRequest(f"A model has no {unknown[0]} to set.", param=unknown[0])
     return {name: value for name, value in columns.items() if value is not None}
+
+
+def why_failed(model: ServedModel) -> str:
+    """What its last replica said before it ended, of a model that shall be loaded and that none
+    serves; "" where none has failed.
+    """
+    rows = list(model.replicas.all()) if model.desired_state == DesiredState.LOADED else []
+    if any(row.state in ALIVE and row.state != ReplicaState.LOADING for row in rows):
+        return ""
+    told = [row.detail if row.state == ReplicaState.FAILED else row.last_exit for row in rows]
+    return next((" ".join(text.split()) for text in told if text), "")
 
 
 def _refuse_while_in_use(model: ServedModel) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from catalog.mirror import state_of
 from catalog.models import ReplicaState
@@ -49,7 +50,7 @@ class Slot:
 
     Args:
         command: its process; another command for the same replica id is another slot.
-        served_model_id: its row in the catalogue.
+        served_model_id: its row in the catalogue. asked: when that was written last.
         log: keeps the end of what it writes; None: it writes to our own standard error alone.
     """
 
@@ -61,11 +62,12 @@ class Slot:
         *,
         drain_seconds: float,
         cwd: str | None = None,
+        asked: datetime | None = None,
         clock: Callable[[], float] = time.monotonic,
         log: ReplicaLog | None = None,
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
-        self.command, self.cwd = list(command), cwd
+        self.command, self.cwd, self.asked = list(command), cwd, asked
         self.process: ManagedProcess | None = None
         self.last_pid = 0
         self.restarts = self.failures = 0
@@ -87,6 +89,13 @@ class Slot:
     def ended(self) -> bool:
         """Whether it was told to end and has."""
         return self.stopping and self.process is None
+
+    def ask_again(self, asked: datetime | None) -> None:
+        """An operator has asked for the model again, perhaps: then it waits no longer to start."""
+        if asked != self.asked and self.process is None:
+            self.failures, self.exit_detail = 0, ""
+            self._next_start = self._clock()
+        self.asked = asked
 
     def start_if_due(self, occupied: bool) -> None:
         """Start the process unless one runs, a wait is not over or someone else has the id."""

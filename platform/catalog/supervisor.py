@@ -149,6 +149,7 @@ class Supervisor:
             command,
             drain_seconds=self.drain_seconds,
             cwd=str(settings.BASE_DIR),
+            asked=model.changed_at,
             log=ReplicaLog(self._redis, self.prefix, replica_id),
         )
 
@@ -175,6 +176,7 @@ class Supervisor:
                 del self.slots[replica_id]  # its successor takes the place below
         for replica_id, wanted in self._wanted.items():
             slot = self.slots.setdefault(replica_id, wanted)
+            slot.ask_again(wanted.asked)
             self._look_after(slot, self._beats.get(replica_id))
 
     def _may_replace(self, slot: Slot) -> bool:

@@ -9,6 +9,8 @@ from tenants.errors import Conflict, ServiceUnavailable
 POLL_S = 0.2
 #: A supervisor takes a new model up within a second; after this long there is none.
 PICKED_UP_S = 15.0
+#: Until a supervisor has seen the wish, rows may still tell how the load before it ended.
+SEEN_S = 1.5
 
 
 def wait_until_ready(
@@ -25,12 +27,12 @@ def wait_until_ready(
         if any(row.state == ReplicaState.READY for row in rows):
             return
         failed = [row for row in rows if row.state == ReplicaState.FAILED]
-        if failed and len(failed) == len(rows):
+        waited = time.monotonic() - started
+        if failed and len(failed) == len(rows) and waited > SEEN_S:
             reason = " ".join(failed[0].detail.split())
             raise Conflict(f"{model.name} can't be loaded: {reason}")
         if not ServedModel.objects.filter(pk=model.pk, desired_state=DesiredState.LOADED).exists():
             raise Conflict(f"{model.name} was unloaded meanwhile.")
-        waited = time.monotonic() - started
         alive = [row for row in rows if row.state != ReplicaState.STOPPED]
         if not alive and waited > PICKED_UP_S and not told:
             say("No supervisor has taken it up: is `manage.py up` or `supervise` running?")

@@ -181,6 +181,33 @@ def test_fault_42_a_second_load_says_that_the_first_is_on_its_way(folder: str) -
 
 @database
 @pytest.mark.django_db
+def test_fault_42_a_load_that_failed_is_tried_again(folder: str) -> None:
+    model = actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    row = Replica.objects.create(
+        served_model=model, replica_id="r", state=ReplicaState.FAILED, detail="No room for it.\n"
+    )
+    serving = Replica.objects.create(served_model=model, replica_id="s", state="ready")
+    with pytest.raises(Conflict, match="loaded already"):
+        actions.load_model(actor=SYSTEM, name="m")
+    serving.delete()
+    assert actions.why_failed(model) == "No room for it."
+    before = model.changed_at
+    model = actions.load_model(actor=SYSTEM, name="m", settings={"max_model_len": 64})
+    assert model.settings == {"max_model_len": 64}
+    assert model.changed_at > before
+    row.refresh_from_db()
+    assert (row.state, row.detail) == (ReplicaState.PENDING, "")
+    with pytest.raises(Conflict, match="being loaded already"):
+        actions.load_model(actor=SYSTEM, name="m")
+    # While the next try of a crash loop is on its way, what the last one said still stands.
+    row.state, row.last_exit = ReplicaState.LOADING, "the replica was killed by SIGKILL"
+    row.save()
+    assert actions.why_failed(model) == "the replica was killed by SIGKILL"
+    actions.load_model(actor=SYSTEM, name="m")
+
+
+@database
+@pytest.mark.django_db
 def test_fault_42_a_load_while_draining_is_refused_until_the_replica_is_gone(folder: str) -> None:
     model = actions.load_model(actor=SYSTEM, name="m", source=folder)
     replica = Replica.objects.create(

@@ -322,16 +322,24 @@ def test_waiting_ends_with_readiness(
 
 
 def test_waiting_ends_with_a_failure_and_its_reason(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(seconds: float) -> None:
-        Replica.objects.create(
-            served_model=ServedModel.objects.get(), replica_id="r", state="failed", detail="no room"
+        Replica.objects.update_or_create(
+            replica_id="r",
+            defaults={
+                "served_model": ServedModel.objects.get(),
+                "state": "failed",
+                "detail": "no room",
+            },
         )
 
     monkeypatch.setattr(wait.time, "sleep", fail)
+    monkeypatch.setattr(wait, "SEEN_S", 0.0)
     with pytest.raises(CommandError, match="m can't be loaded: no room"):
         run("load_model", folder, "--name", "m", "--wait")
+    assert "is being loaded" in run("load_model", "m")
+    assert "m could not be loaded before (no room). Trying again." in capsys.readouterr().err
 
 
 def test_waiting_without_a_supervisor_says_so_and_ends(

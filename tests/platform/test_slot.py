@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -53,6 +54,27 @@ def test_fault_57_the_wait_doubles_up_to_its_bound() -> None:
     assert [backoff(n) for n in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
     assert backoff(1000) == MAX_BACKOFF_S
     assert gateway_settings().failover_wait_s >= 2 * MAX_BACKOFF_S  # and a start has the rest
+
+
+def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(
+    clock: Clock,
+) -> None:
+    slot = slot_with("raise SystemExit(1)", clock)
+    for _ in range(4):
+        slot.start_if_due(occupied=False)
+        run_until_dead(slot)
+        clock.now += MAX_BACKOFF_S
+    slot.start_if_due(occupied=False)
+    run_until_dead(slot)
+    slot.ask_again(None)  # nobody has
+    slot.start_if_due(occupied=False)
+    assert slot.process is None
+    assert slot.state(None)[0] == ReplicaState.FAILED
+    slot.ask_again(datetime.now(UTC))
+    assert slot.state(None) == (ReplicaState.PENDING, "")
+    slot.start_if_due(occupied=False)
+    assert slot.process is not None
+    run_until_dead(slot)
 
 
 def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:

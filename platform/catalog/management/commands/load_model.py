@@ -76,10 +76,13 @@ class Command(QuireCommand):
         known = ServedModel.objects.filter(name=source).exists()
         settings = given_settings(options)
         tenants = [find_tenant(slug) for slug in options["tenant"] or []]
+        name_there = name or (source if known else Path(source).resolve().name)
+        before = ServedModel.objects.filter(name=name_there).first()
+        failure = actions.why_failed(before) if before is not None else ""
         with transaction.atomic():
             model = actions.load_model(
                 actor=COMMAND_LINE,
-                name=name or (source if known else Path(source).resolve().name),
+                name=name_there,
                 source="" if known and name in (None, source) else source,
                 settings=settings if settings or not known else None,
                 num_replicas=options["replicas"],
@@ -91,6 +94,9 @@ class Command(QuireCommand):
             )
             if tenants:
                 actions.share_model(actor=COMMAND_LINE, model=model, tenants=tenants, public=False)
+        if failure:
+            reason = failure.removesuffix(".")
+            self.note(f"{model.name} could not be loaded before ({reason}). Trying again.")
         if options["wait"]:
             wait_until_ready(model, options["timeout"], self.note)
             self.stdout.write(f"{model.name} is ready.")
