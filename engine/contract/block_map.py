@@ -40,7 +40,7 @@ class TenantBlocks(msgspec.Struct, array_like=True):
     waiting: int
 
 
-class BlockState(msgspec.Struct, array_like=True):
+class BlockState(msgspec.Struct, array_like=True, gc=False):
     """A block that changed.
 
     Attributes:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-file
 
 
 async def in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `function` in a database thread. Its connection is closed (or pooled) afterwards."""
+    """Run `function` in a database thread. Its connection goes back to the pool; SQLite's stays."""
     return await _run_in(_threads, partial(function, *args, **kwargs))
 
 
@@ -32,10 +32,22 @@ async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 async def _run_in(threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
     def work() -> T:
-        close_old_connections()
+        _close_old()
         try:
             return function()
         finally:
-            close_old_connections()
+            _close_old()
 
     return await sync_to_async(work, thread_sensitive=False, executor=threads)()
+
+
+def _close_old() -> None:
+    """As Django does between requests, but for whole connections to SQLite.
+
+    To open its file and set it up costs several times what most look-ups do, and these threads, few
+    as they are, live as long as the process.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.vendor == "sqlite":
+            connection.close_at = None
+    close_old_connections()

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import redis
 
+from console.kv import consumer as kv_consumer
 from console.kv import hub as kv_hub
+from console.kv.consumer import View
 from console.kv.mirror import Mirror
 from console.kv.sight import OperatorSight, TenantSight
 from engine.contract import protocol
-from engine.contract.block_map import BlockFrame, frames_key, watch_key
+from engine.contract.block_map import BlockFrame, BlockState, frames_key, watch_key
 from engine.contract.redis_clients import async_client
 from engine.serving.block_map import BlockMap, FramePublisher
 from tenants import actions
@@ -106,6 +108,46 @@ def run(others: list[int], warm: bool) -> list[dict[str, Any]]:
 def test_fault_50_a_tenants_map_is_the_same_whether_anothers_guess_is_cached_or_not() -> None:
     others = list(range(40, 80))
     assert run(others, warm=True) == run(others, warm=False)
+
+
+def owned_by(*owners: str, number: int = 1) -> BlockFrame:
+    """Cached blocks 0, 1, ... of these tenants; a whole frame if it's the first."""
+    words = sorted({*owners, ""})
+    told = frame(number, whole=number == 1)
+    told.words, told.num_blocks = words, len(owners)
+    told.blocks = [
+        BlockState(block_id, 0, True, words.index(owner), [], 0)
+        for block_id, owner in enumerate(owners)
+    ]
+    return told
+
+
+def test_a_page_that_opens_is_told_of_a_large_pool_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_consumer, "SLICE", 10)
+    pool, mirror, acme = ["acme", "rival", "rival"] * 15, Mirror(), "acme"
+    views = {sight: (View(sight), Page()) for sight in (OperatorSight(), TenantSight(acme))}
+    mirror.take(owned_by(*pool))
+    for view, _ in views.values():
+        view.hear(mirror, None, 0)
+    for turn in range(8):
+        for view, page in views.values():
+            page.take(view.take(mirror))
+        if turn == 1:  # meanwhile another takes the first blocks and the last
+            news = owned_by(*(["rival"] * 6), number=2)
+            news.blocks += [BlockState(44, 0, True, news.words.index("rival"), [], 0)]
+            changed = mirror.take(news)
+            for view, _ in views.values():
+                view.hear(mirror, changed, 0)
+    operator, tenant = (page for _, page in views.values())
+    assert (len(operator.cells), len(tenant.cells)) == (45, 13)
+    assert [cell[2] for cell in operator.cells.values()].count(acme) == 13
+    assert max(len(told["blocks"]) for page in (operator, tenant) for told in page.frames) == 10
+    assert [told.get("whole", False) for told in tenant.frames] == [True, False, False]
+    # Nine of others lie between two of its own: its first piece is as full as if none did.
+    assert len(tenant.frames[0]["blocks"]) == 10
+    assert not any(view.left or view.take(mirror) for view, _ in views.values())
 
 
 def frame(number: int, run: int = 1, *, whole: bool = False) -> BlockFrame:

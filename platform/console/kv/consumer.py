@@ -29,6 +29,9 @@ from tenants.sessions import see_session
 BAD_MESSAGE, NOT_FOUND = 4409, 4404
 MAX_MESSAGE_CHARS = 1000
 FRAME_S = 0.1
+#: Blocks that a page is told at once as it opens, and the pause before the next of them: ten
+#: thousand in one piece would hold up every answer of this process.
+SLICE, SLICE_S = 1000, 0.01
 #: How often it's asked again whether the viewer may still look.
 RECHECK_S = 2.0
 
@@ -99,8 +102,7 @@ class KvConsumer(AsyncWebsocketConsumer):
             mirror = hub.join(replica, view.hear)
             try:
                 if mirror.frame is not None:
-                    await self._send(sight.whole(mirror))
-                    view.begun = True
+                    view.hear(mirror, None, 0)
                 await self._frames(view, mirror, replica, tenant)
             finally:
                 hub.leave(replica, view.hear)
@@ -117,7 +119,7 @@ class KvConsumer(AsyncWebsocketConsumer):
             if loop.time() - checked >= RECHECK_S:
                 checked = loop.time()
                 await in_db_thread(access_sight, self._user, replica, tenant)
-            await asyncio.sleep(FRAME_S)
+            await asyncio.sleep(SLICE_S if view.left else FRAME_S)
 
     async def _send(self, frame: dict[str, Any]) -> None:
         await self.send(text_data=_encode(frame).decode())
@@ -131,12 +133,14 @@ class View:
         self._changed: set[int] = set()
         self._evicted = 0
         self._news = asyncio.Event()
-        self.begun = False
+        self._begun = False
+        #: Blocks that a page which began doesn't know yet.
+        self.left: list[int] = []
 
     def hear(self, mirror: Mirror, changed: set[int] | None, evicted: int) -> None:
         """The hub has a frame."""
         if changed is None:
-            self.begun = False
+            self._begun = False
         else:
             self._changed |= changed
             self._evicted += evicted
@@ -144,6 +148,8 @@ class View:
 
     async def news(self, wait_s: float) -> None:
         """Wait for a frame, for at most so long."""
+        if self.left:
+            return
         try:
             await asyncio.wait_for(self._news.wait(), wait_s)
         except TimeoutError:
@@ -151,12 +157,21 @@ class View:
 
     def take(self, mirror: Mirror) -> dict[str, Any] | None:
         """What to tell now; None for nothing."""
-        if not self._news.is_set() or mirror.frame is None:
+        if mirror.frame is None or not (self.left or self._news.is_set()):
             return None
+        if not self._begun:
+            self._begun, self._changed, self._evicted = True, set(), 0
+            self._news.clear()
+            self.left = self._sight.seen(mirror)
+            return self._sight.whole(mirror, self._slice())
+        if self.left:
+            return self._sight.delta(mirror, self._slice(), 0)
         self._news.clear()
         changed, evicted = self._changed, self._evicted
         self._changed, self._evicted = set(), 0
-        if self.begun:
-            return self._sight.delta(mirror, changed, evicted)
-        self.begun = True
-        return self._sight.whole(mirror)
+        return self._sight.delta(mirror, changed, evicted)
+
+    def _slice(self) -> list[int]:
+        """The next of those that are left."""
+        told, self.left = self.left[:SLICE], self.left[SLICE:]
+        return told

@@ -16,7 +16,7 @@ from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from console.kv.mirror import Mirror
+from console.kv.mirror import Cells, Mirror, cells_of
 from engine.contract.block_map import (
     WATCH_TTL_S,
     BlockFrame,
@@ -33,6 +33,8 @@ RETRY_S = 1.0
 #: A whole frame that was asked for comes within a heartbeat. Else the replica took the question for
 #: an old one: the count begins anew when nobody looked for a while.
 PATIENCE_S = 3.0
+#: Blocks of a whole frame that are taken in before requests have their turn.
+SLICE = 1000
 
 #: Called with the mirror and what changed; None: everything may have.
 Listener = Callable[[Mirror, set[int] | None, int], None]
@@ -70,7 +72,7 @@ class Watch:
         renewed = asyncio.get_running_loop().time()
         while True:
             message = await pubsub.get_message(timeout=0.5)
-            if message is not None and not self._take(message["data"]):
+            if message is not None and not await self._take(message["data"]):
                 await self._ask(redis, again=True)
             now = asyncio.get_running_loop().time()
             if now - renewed >= RENEW_S:
@@ -87,7 +89,7 @@ class Watch:
                 pipe.expire(self._key, WATCH_TTL_S)
                 await pipe.execute()
 
-    def _take(self, data: bytes) -> bool:
+    async def _take(self, data: bytes) -> bool:
         """False for a frame that doesn't follow the one before."""
         try:
             frame: BlockFrame = decode_frame(data)
@@ -95,14 +97,24 @@ class Watch:
             logger.warning("A frame of the block map can't be read: %s", error)
             return True
         began = self.mirror.frame is not None
-        changed = self.mirror.take(frame)
-        if changed is None:
+        changed = None
+        if frame.whole:
+            await self._begin(frame)
+        elif (changed := self.mirror.take(frame)) is None:
             # Frames of a run that began before we looked: the whole one is on its way.
             waited = asyncio.get_running_loop().time() - self._asked_at
             return not began and waited < PATIENCE_S
         for listener in list(self.listeners):
-            listener(self.mirror, None if frame.whole else changed, frame.evicted)
+            listener(self.mirror, changed, frame.evicted)
         return True
+
+    async def _begin(self, frame: BlockFrame) -> None:
+        """All of a pool's blocks, a few at a time. Until then the mirror stays as it was."""
+        cells: Cells = {}
+        for at in range(0, len(frame.blocks), SLICE):
+            cells |= cells_of(frame, frame.blocks[at : at + SLICE])
+            await asyncio.sleep(0)
+        self.mirror.begin(frame, cells)
 
 
 class BlockHub:

@@ -20,8 +20,13 @@ Told = dict[str, Any]
 class Sight(Protocol):
     """One viewer's."""
 
-    def whole(self, mirror: Mirror) -> Told:
-        """All that the viewer may see. `mirror` has had a frame."""
+    def seen(self, mirror: Mirror) -> list[int]:
+        """The blocks that the viewer may see."""
+
+    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+        """All that the viewer may see, or so many of `seen`: a page begins anew with it, and gets
+        the others as what changed. `mirror` has had a frame.
+        """
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
         """What is new in it; None when nothing is."""
@@ -30,9 +35,13 @@ class Sight(Protocol):
 class OperatorSight:
     """Everything."""
 
-    def whole(self, mirror: Mirror) -> Told:
+    def seen(self, mirror: Mirror) -> list[int]:
         """All blocks."""
-        return self._told(mirror, mirror.cells, 0) | {"whole": True}
+        return list(mirror.cells)
+
+    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+        """All blocks, or these."""
+        return self._told(mirror, mirror.cells if blocks is None else blocks, 0) | {"whole": True}
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
         """Those that changed, and how the tenants stand."""
@@ -65,11 +74,15 @@ class TenantSight:
         self._vacant: list[int] = []
         self._last: Any = None
 
-    def whole(self, mirror: Mirror) -> Told:
-        """All of its blocks."""
+    def seen(self, mirror: Mirror) -> list[int]:
+        """Its own: how others' lie between them doesn't show in how many are told at a time."""
+        return sorted(block_id for block_id, cell in mirror.cells.items() if self._owns(cell))
+
+    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+        """All of its blocks, or these."""
         self._slots.clear()
         self._vacant.clear()
-        told = self._told(mirror, sorted(mirror.cells))
+        told = self._told(mirror, self.seen(mirror) if blocks is None else blocks)
         told.pop("gone")
         return {**told, "whole": True, "evicted": 0}
 
@@ -89,7 +102,7 @@ class TenantSight:
         mine, gone = [], []
         for block_id in blocks:
             cell = mirror.cells[block_id]
-            if cell.owner == self._tenant and (cell.refs or cell.cached):
+            if self._owns(cell):
                 mine.append((self._slot(block_id), cell))
             elif block_id in self._slots:
                 slot = self._slots.pop(block_id)
@@ -106,6 +119,9 @@ class TenantSight:
             "block_size": frame.block_size,
             "tenants": [_own(own)] if own is not None else [],
         }
+
+    def _owns(self, cell: Cell) -> bool:
+        return cell.owner == self._tenant and bool(cell.refs or cell.cached)
 
     def _slot(self, block_id: int) -> int:
         """The number that the viewer knows the block by: the lowest that is free."""

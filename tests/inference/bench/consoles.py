@@ -3,8 +3,9 @@
 python -m tests.inference.bench.consoles [--rate 200] [--consoles 1] [--rounds 3] [--tokens 1]
 
 A console is an operator's overview and KV map (10,000 blocks, of which 200 change ten times a
-second), over their two sockets. Both ways are told beside a client that asks the replica through
-Redis itself at the same rate ("raw"): what the gateway adds is the difference.
+second), over their two sockets. Who tells of the blocks and who reads the sockets are processes of
+their own, as replicas and browsers are. Both ways are told beside a client that asks the replica
+through Redis itself at the same rate ("raw"): what the gateway adds is the difference.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import redis
@@ -42,6 +46,9 @@ from tests.inference.bench.load import Target, Timings, percentile, run_level  #
 from tests.inference.bench.raw_client import run_raw_level  # noqa: E402
 
 BLOCKS, CHANGES, FRAME_S = 10_000, 200, 0.1
+FRESH = multiprocessing.get_context("spawn")
+#: Until a page that opened has all blocks.
+OPENING_S = 2.0
 SESSION = """
 import django
 django.setup()
@@ -59,17 +66,17 @@ print(f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_N
 @contextlib.contextmanager
 def blocks(url: str, replica_id: str) -> Iterator[None]:
     """A replica's block map, told while somebody looks."""
-    ended = threading.Event()
-    thread = threading.Thread(target=_tell, args=(url, replica_id, ended), daemon=True)
-    thread.start()
+    ended = FRESH.Event()
+    teller = FRESH.Process(target=_tell, args=(url, replica_id, ended), daemon=True)
+    teller.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        teller.join()
 
 
-def _tell(url: str, replica_id: str, ended: threading.Event) -> None:
+def _tell(url: str, replica_id: str, ended: Event) -> None:
     client = redis.Redis.from_url(url)
     asked, number, run = None, 0, 0
     while not ended.wait(FRAME_S):
@@ -103,7 +110,33 @@ def _tell(url: str, replica_id: str, ended: threading.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def consoles(port: int, cookie: str, replica_id: str, count: int) -> AsyncIterator[list[int]]:
-    """So many open pages; yields how many frames each kind of socket got."""
+    """So many open pages, until the block ends; then how many frames each kind of socket got."""
+    got = [0, 0]
+    if not count:
+        yield got
+        return
+    ended, told = FRESH.Event(), FRESH.SimpleQueue()
+    args = (port, cookie, replica_id, count, ended, told)
+    reader = FRESH.Process(target=_read, args=args, daemon=True)
+    reader.start()
+    try:
+        await asyncio.to_thread(told.get)
+        await asyncio.sleep(OPENING_S)
+        yield got
+    finally:
+        ended.set()
+    got[:] = await asyncio.to_thread(told.get)
+    reader.join()
+
+
+def _read(*args: Any) -> None:
+    asyncio.run(_look(*args))
+
+
+async def _look(
+    port: int, cookie: str, replica_id: str, count: int, ended: Event, told: SimpleQueue
+) -> None:
+    """Opens the pages, says so, and reads until it's ended."""
     got, base = [0, 0], f"ws://127.0.0.1:{port}"
     topics = {"type": "want", "topics": [["now", None], ["history", None], ["requests", None]]}
     wants = (("console", topics), ("kv", {"replica": replica_id, "tenant": ""}))
@@ -122,7 +155,9 @@ async def consoles(port: int, cookie: str, replica_id: str, count: int) -> Async
                 )
                 await socket.send(json.dumps(want))
                 tasks.append(asyncio.create_task(read(kind, socket)))
-        yield got
+        told.put("open")
+        await asyncio.to_thread(ended.wait)
+        told.put(got)
         for task in tasks:
             task.cancel()
 
@@ -145,8 +180,6 @@ async def measure(
         for way, found in firsts.items():
             count = args.consoles if way == "consoles" else 0
             async with consoles(port, cookie, replica_id, count) as got:
-                if count:
-                    await asyncio.sleep(1.0)  # whole frames first
                 before = cpu_seconds(pid)
                 timings: Timings
                 if way == "raw":
