@@ -15,11 +15,17 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, include, path, reverse
 from django.utils.module_loading import import_string
 
+from tenants.access import access_roles
+from tenants.models import Role
+
 
 class Who(Enum):
     """Whose navigation has an entry. What a page shows, and to whom, is its view's to say."""
 
     EVERYBODY = "everybody"
+    #: Of some tenant; operators too.
+    ADMINS = "admins"
+    OWNERS = "owners"
     OPERATORS = "operators"
     STAFF = "staff"
 
@@ -92,9 +98,20 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("tenants", "console/tenants/", "Tenants", "house", "console.tenants_page.tenants"),
         Page("members", "console/members/", "Members", "people", "console.members.members"),
         Page("keys", "console/keys/", "API keys", "key", "console.keys.keys"),
-        Page("audit", "console/audit/", "Audit log", "history", "console.audit.audit"),
-        Page("webhook", "console/webhook/", "Webhooks", "bell", "console.webhook.webhook"),
-        Page("data", "console/data/", "Data", "database", "console.tenant_data.data"),
+        Page(
+            "audit", "console/audit/", "Audit log", "history", "console.audit.audit", who=Who.ADMINS
+        ),
+        Page(
+            "webhook",
+            "console/webhook/",
+            "Webhooks",
+            "bell",
+            "console.webhook.webhook",
+            who=Who.ADMINS,
+        ),
+        Page(
+            "data", "console/data/", "Data", "database", "console.tenant_data.data", who=Who.OWNERS
+        ),
     ),
     "Installation": (
         Page(
@@ -130,9 +147,9 @@ def navigation(user: Any, here: str) -> list[dict[str, Any]]:
 
     Returns: [{"title", "entries": [{"page", "address", "current"}]}].
     """
-    seen = {Who.EVERYBODY: True, Who.OPERATORS: user.is_superuser, Who.STAFF: user.is_staff}
+    seen = _audiences(user)
     found = [
-        (title, [(page, reverse(page.name)) for page in each if page.built and seen[page.who]])
+        (title, [(page, reverse(page.name)) for page in each if page.built and page.who in seen])
         for title, each in SECTIONS.items()
     ]
     current = _current(here, [address for _, each in found for _, address in each])
@@ -147,6 +164,19 @@ def navigation(user: Any, here: str) -> list[dict[str, Any]]:
         for title, each in found
         if each
     ]
+
+
+def _audiences(user: Any) -> set[Who]:
+    """Those that the user belongs to."""
+    rank = max((role.rank for role in access_roles(user)), default=-1)
+    seen = {
+        Who.EVERYBODY: True,
+        Who.ADMINS: rank >= Role.ADMIN.rank,
+        Who.OWNERS: rank >= Role.OWNER.rank,
+        Who.OPERATORS: user.is_superuser,
+        Who.STAFF: user.is_staff,
+    }
+    return {who for who, sees in seen.items() if sees}
 
 
 def _current(here: str, addresses: list[str]) -> str | None:

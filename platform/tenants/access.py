@@ -46,6 +46,16 @@ def access_role(user: Reader, tenant: Tenant) -> Role:
     return actor.role_in(tenant) or Role.OWNER
 
 
+def access_roles(user: Reader) -> set[Role]:
+    """What the user is in any active tenant of theirs; an operator counts as owner."""
+    actor = as_actor(user)
+    if actor.is_operator:
+        return {Role.OWNER}
+    own = Membership.objects.filter(user=actor.user, tenant__in=access_tenants(user))
+    roles = own.filter(tenant__active=True).values_list("role", flat=True)
+    return {Role(role) for role in roles}
+
+
 def access_members(user: Reader, tenant: Tenant) -> QuerySet[Membership]:
     """All members, for any member."""
     require_role(as_actor(user), tenant, Role.VIEWER)

@@ -9,8 +9,11 @@ from django.urls import resolve, reverse
 
 import console.pages
 from console.pages import SECTIONS, Page, Who, navigation, pages
-from tenants.models import User
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import Role, Tenant, User
 from tests.console.conftest import Login
+from tests.console.seed import PASSWORD
 
 
 def titles(html: str) -> list[str]:
@@ -42,10 +45,36 @@ def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.M
 def test_operators_and_staff_see_what_is_theirs_and_others_do_not(login: Login) -> None:
     ada = titles(login("ada").get("/console/").content.decode())
     root = titles(login("root").get("/console/").content.decode())
-    theirs = {page.title for page in pages() if page.who is not Who.EVERYBODY and page.built}
+    installation = (Who.OPERATORS, Who.STAFF)
+    theirs = {page.title for page in pages() if page.who in installation and page.built}
     assert theirs <= set(root)
     assert not theirs & set(ada)
     assert set(ada) == set(root) - theirs
+
+
+@pytest.mark.parametrize(
+    ("role", "sees"),
+    [
+        (Role.OWNER, {"Audit log", "Webhooks", "Data"}),
+        (Role.ADMIN, {"Audit log", "Webhooks"}),
+        (Role.MEMBER, set()),
+        (Role.VIEWER, set()),
+    ],
+)
+def test_no_entry_leads_where_nothing_but_a_refusal_is(
+    rows: None, role: Role, sees: set[str]
+) -> None:
+    user = User.objects.create_user("vera", "vera@example.org", PASSWORD)
+    acme = Tenant.objects.get(slug="acme")
+    actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+    asked = {"Audit log", "Webhooks", "Data"}
+
+    def shown() -> set[str]:
+        return {e["page"].title for s in navigation(user, "/") for e in s["entries"]} & asked
+
+    assert shown() == sees
+    Tenant.objects.filter(pk=acme.pk).update(active=False)
+    assert shown() == set()
 
 
 @pytest.mark.parametrize(

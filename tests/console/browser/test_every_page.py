@@ -36,7 +36,7 @@ MOST_BYTES = 300_000
 #: Of what a page loads before anything is drawn, compressed, and how many files.
 MOST_BLOCKING_BYTES, MOST_BLOCKING = 20_000, 7
 IN_NAVIGATION = [f"/{page.address}" for page in pages() if page.built]
-RESERVED = {f"/{page.address}" for page in pages() if page.who is not Who.EVERYBODY}
+RESERVED = {f"/{page.address}" for page in pages() if page.who in (Who.OPERATORS, Who.STAFF)}
 #: Pages that no entry leads to.
 BELOW = [
     *("/console/tenants/northwind/", "/account/password/", "/account/2fa/", "/account/sessions/"),
