@@ -39,8 +39,16 @@ SHEETS: dict[str, tuple[str, ...]] = {
         "audit": "console/css/keys console/css/audit",
         "identity": "console/css/leaf console/css/identity",
         "django-admin": "admin/css/base admin/css/dark_mode",
-        "django-forms": "admin/css/widgets admin/css/forms",
         "admin": "console/css/tokens console/css/admin console/css/admin_lists",
+        # The admin's forms and lists have all of theirs in one, in the order of its own pages.
+        "admin-form": (
+            "admin/css/base admin/css/dark_mode console/css/tokens console/css/admin"
+            " console/css/admin_lists admin/css/widgets admin/css/forms admin/css/responsive"
+        ),
+        "admin-list": (
+            "admin/css/base admin/css/dark_mode console/css/tokens console/css/admin"
+            " console/css/admin_lists admin/css/changelists admin/css/responsive"
+        ),
     }.items()
 }
 #: Addresses in a sheet, relative to it.
