@@ -1,4 +1,4 @@
-"""Ways with `<invoke name="...">` tags: MiniMax M2, DeepSeek V3.2 and Step 3."""
+"""Ways with `<invoke name="...">` tags: MiniMax M2, DeepSeek V3.2 and later, Step 3."""
 
 from __future__ import annotations
 
@@ -39,31 +39,66 @@ class MiniMaxM2Parser(TaggedParser):
 _DSML = "｜DSML｜"
 
 
+def _dsml_parameter(calls: str, space: str = "") -> re.Pattern[str]:
+    """A parameter's tag, or the function's end; `calls` is the tag around all calls."""
+    return re.compile(
+        rf'\s*(?:<{_DSML}{space}parameter name="{_KEY}"(?: string="(?P<text>true|false)")?>'
+        rf"|</{_DSML}{space}invoke>|(?=</{_DSML}{space}{calls}>))"
+    )
+
+
+def _dsml_layout(calls: str, space: str = "") -> Layout:
+    mark = f"{_DSML}{space}"
+    return Layout(
+        open=f"<{mark}{calls}>\n",
+        begin=f'<{mark}invoke name="NAME">\n',
+        end=f"</{mark}invoke>",
+        close=f"\n</{mark}{calls}>",
+        trigger=f"<{mark}{calls}>",
+        arguments=TaggedArguments(
+            f'<{mark}parameter name="KEY" string="TEXT">', f"</{mark}parameter>\n"
+        ),
+    )
+
+
 class DeepSeekV32Parser(TaggedParser):
     """DeepSeek V3.2: the same with its own brackets; `string` says whether a value is text."""
 
     name = "deepseek_v32"
     template_marks: ClassVar[tuple[str, ...]] = (f"<{_DSML}",)
-    openers = (f"<{_DSML}function_calls>",)
+    openers: ClassVar[tuple[str, ...]] = (f"<{_DSML}function_calls>",)
     markers = (_DSML,)
     function_mark = f"<{_DSML}invoke name="
     function_tag = re.compile(rf'\s*<{_DSML}invoke name="{_NAME}">')
-    parameter_tag = re.compile(
-        rf'\s*(?:<{_DSML}parameter name="{_KEY}"(?: string="(?P<text>true|false)")?>'
-        rf"|</{_DSML}invoke>|(?=</{_DSML}function_calls>))"
-    )
+    parameter_tag = _dsml_parameter("function_calls")
     value_ends = (f"</{_DSML}parameter>", f"</{_DSML}invoke>")
-    closers = (f"</{_DSML}function_calls>",)
-    layout = Layout(
-        open=f"<{_DSML}function_calls>\n",
-        begin=f'<{_DSML}invoke name="NAME">\n',
-        end=f"</{_DSML}invoke>",
-        close=f"\n</{_DSML}function_calls>",
-        trigger=f"<{_DSML}function_calls>",
-        arguments=TaggedArguments(
-            f'<{_DSML}parameter name="KEY" string="TEXT">', f"</{_DSML}parameter>\n"
-        ),
-    )
+    closers: ClassVar[tuple[str, ...]] = (f"</{_DSML}function_calls>",)
+    layout = _dsml_layout("function_calls")
+
+
+class DeepSeekV4Parser(DeepSeekV32Parser):
+    """DeepSeek V4: another name around the calls, which it sometimes cuts short."""
+
+    name = "deepseek_v4"
+    template_marks = (f"<{_DSML}tool_calls>",)
+    openers = (f"<{_DSML}tool_calls>", f"<{_DSML}toolcalls>", f"<{_DSML}tool>")
+    parameter_tag = _dsml_parameter("tool_calls")
+    closers = (f"</{_DSML}tool_calls>",)
+    layout = _dsml_layout("tool_calls")
+
+
+class DeepSeekV41Parser(DeepSeekV32Parser):
+    """DeepSeek V4.1: a space behind each bracket."""
+
+    name = "deepseek_v41"
+    template_marks = (f"<{_DSML} calls>",)
+    openers = (f"<{_DSML} calls>",)
+    function_mark = f"<{_DSML} invoke name="
+    function_tag = re.compile(rf'\s*<{_DSML} invoke name="{_NAME}">')
+    parameter_tag = _dsml_parameter("calls", " ")
+    value_ends = (f"</{_DSML} parameter>", f"</{_DSML} invoke>")
+    closers = (f"</{_DSML} calls>",)
+    layout = _dsml_layout("calls", " ")
 
 
 class Step3Parser(TaggedParser):

@@ -34,3 +34,36 @@ class QwenCoderParser(TaggedParser):
         trigger=OPEN,
         arguments=TaggedArguments("<parameter=KEY>\n", "\n</parameter>\n"),
     )
+
+
+class MimoParser(QwenCoderParser):
+    """MiMo: the same without line breaks around values; what stands there is the value's."""
+
+    name = "mimo"
+    template_marks = ()
+    line_breaks = False
+    layout = Layout(
+        begin=f"{OPEN}\n<function=NAME>\n",
+        end=f"</function>\n{CLOSE}",
+        trigger=OPEN,
+        arguments=TaggedArguments("<parameter=KEY>", "</parameter>\n"),
+    )
+
+
+class SeedOssParser(QwenCoderParser):
+    """Seed OSS: the same between tags of its own."""
+
+    name = "seed_oss"
+    template_marks = ("<seed:tool_call>",)
+    openers = ("<seed:tool_call>", "<function=")
+    closers = ("</seed:tool_call>",)
+    markers = ("<seed:tool_call>", "</seed:tool_call>")
+    parameter_tag = re.compile(
+        r"\s*(?:<parameter=(?P<key>[^>\n]{1,128})>|</function>|(?=</seed:tool_call>))"
+    )
+    layout = Layout(
+        begin="<seed:tool_call>\n<function=NAME>\n",
+        end="</function>\n</seed:tool_call>",
+        trigger="<seed:tool_call>",
+        arguments=TaggedArguments("<parameter=KEY>\n", "\n</parameter>\n"),
+    )

@@ -50,6 +50,21 @@ _KIMI = (
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
 )
+_DSML_CALLS = (
+    f'Hm. <{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'
+    f'<{_DSML}parameter name="city" string="true">Köln "]}}) ☂</{_DSML}parameter>\n'
+    f'<{_DSML}parameter name="days" string="false">[1, 2]</{_DSML}parameter>\n'
+    f'</{_DSML}invoke>\n<{_DSML}invoke name="clock">\n</{_DSML}invoke>\n'
+    f"</{_DSML}function_calls>"
+)
+_PLAMO = (
+    "<|plamo:begin_tool_requests:plamo|>",
+    "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+    "<|plamo:constrain|>json<|plamo:msg|>",
+    "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+    "<|plamo:end_tool_requests:plamo|>",
+)
 _PY = 'get_weather(city="Köln \\"]}) ☂", days=[1, 2])'
 
 SAMPLES = [
@@ -59,6 +74,20 @@ SAMPLES = [
         "Hm.",
         BOTH,
     ),
+    Sample(
+        "longcat",
+        f"Hm.\n<longcat_tool_call>\n{_W}\n</longcat_tool_call>\n<longcat_tool_call>{_C}",
+        "Hm.",
+        BOTH,
+    ),
+    Sample("granite-20b-fc", f"<function_call> {_W}\n<function_call> {_C}", "", BOTH),
+    Sample(
+        "gigachat3",
+        f"Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{_W}<|message_sep|>\n\n",
+        "Hm.",
+        BOTH[:1],
+    ),
+    Sample("gigachat3", f"Hm.<|function_call|>{_W}", "Hm.", BOTH[:1]),
     Sample("mistral", f"Hm. [TOOL_CALLS] {_LIST}", "Hm.", BOTH),
     Sample(
         "mistral",
@@ -98,6 +127,22 @@ SAMPLES = [
         "<parameter=days>\n[1, 2]\n</parameter>\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
         "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "seed_oss",
+        "Hm.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>\n"
+        'Köln "]}) ☂\n</parameter>\n<parameter=days>[1, 2]</parameter>\n</function>\n'
+        "</seed:tool_call>\n<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "mimo",
+        '<tool_call><function=get_weather><parameter=city>Köln "]}) ☂</parameter>'
+        "<parameter=days>[1, 2]</parameter></function></tool_call>"
+        "<tool_call><function=clock></function></tool_call>",
+        "",
         BOTH,
     ),
     Sample("pythonic", f"[{_PY}, clock()]", "", BOTH),
@@ -155,6 +200,30 @@ SAMPLES = [
         BOTH,
     ),
     Sample(
+        "hy_v3",
+        "Hm.<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>"
+        'Köln "]}) ☂</arg_value>\n<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n'
+        "</tool_call>\n<tool_call>clock<tool_sep>\n</tool_call>\n</tool_calls>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "k2_horizon",
+        "Hm.<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key>"
+        '<ifm|arg_type>string</ifm|arg_type><ifm|arg_value>Köln "]}) ☂</ifm|arg_value>'
+        "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>[1, 2]</ifm|arg_value></ifm|tool_call>\n"
+        "<ifm|tool_call>clock</ifm|tool_call></ifm|tool_calls>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "plamo3",
+        f"Hm. {_PLAMO[0]}{_PLAMO[1]}get_weather{_PLAMO[2]}{ARGUMENTS}{_PLAMO[3]}"
+        f"{_PLAMO[1]}clock{_PLAMO[2]}{{}}{_PLAMO[3]}{_PLAMO[4]}",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
         "minimax_m2",
         'Hm. <minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">'
         'Köln "]}) ☂</parameter>\n<parameter name="days">[1, 2]</parameter>\n</invoke>\n'
@@ -162,13 +231,11 @@ SAMPLES = [
         "Hm.Done.",
         BOTH,
     ),
+    Sample("deepseek_v32", _DSML_CALLS, "Hm.", BOTH),
+    Sample("deepseek_v4", _DSML_CALLS.replace("function_calls", "tool_calls"), "Hm.", BOTH),
     Sample(
-        "deepseek_v32",
-        f'Hm. <{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'
-        f'<{_DSML}parameter name="city" string="true">Köln "]}}) ☂</{_DSML}parameter>\n'
-        f'<{_DSML}parameter name="days" string="false">[1, 2]</{_DSML}parameter>\n'
-        f'</{_DSML}invoke>\n<{_DSML}invoke name="clock">\n</{_DSML}invoke>\n'
-        f"</{_DSML}function_calls>",
+        "deepseek_v41",
+        _DSML_CALLS.replace("function_calls", "calls").replace(_DSML, f"{_DSML} "),
         "Hm.",
         BOTH,
     ),
@@ -221,6 +288,12 @@ NO_CALLS = [
     "<｜tool_calls_begin｜>?",
     "<|tool_call>no<tool_call|>",
     "<start_function_call>call:",
+    "<function_call>none",
+    "<|plamo:begin_tool_requests:plamo|>none",
+    "<ifm|tool_calls>none",
+    "<seed:tool_call>none",
+    "<tool_call>name<tool_sep",
+    "function call<|role_sep|>\nnone",
     "<function_calls>none",
     "<|tool_call_start|>none",
     "<|python_start|>print(1)<|python_end|>",

@@ -305,10 +305,20 @@ def test_ernies_answer_comes_without_its_tags() -> None:
         ("qwen3_xml", "qwen3_coder"),
         ("llama4_json", "llama3_json"),
         ("granite4", "hermes"),
+        ("qwen3_json", "hermes"),
+        ("ling3", "glm47"),
+        ("poolside_v1", "glm45"),
+        ("step3p5", "qwen3_coder"),
+        ("step5", "qwen3_coder"),
     ],
 )
 def test_other_names_of_parsers(other: str, name: str) -> None:
     assert tool_parsers.get(other) is tool_parsers.get(name)
+
+
+def test_mimos_values_keep_their_line_breaks() -> None:
+    text = "<tool_call><function=f><parameter=text>\na\n</parameter></function></tool_call>"
+    assert calls("mimo", text, FUNCTION) == [("f", {"text": "\na\n"})]
 
 
 NAMES = sorted(tool_parsers.all())

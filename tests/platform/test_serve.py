@@ -139,6 +139,11 @@ def test_help_and_both_names_of_the_command() -> None:
         ({"chat_template": "/nowhere.jinja"}, "chat_template '/nowhere.jinja' is no template"),
         ({"chat_template": "{% if %}"}, "chat_template: "),
         ({"reasoning_parser": "nobody"}, "There is no reasoning_parser 'nobody' here. There are: "),
+        (
+            {"reasoning_parser": "muse"},
+            "vLLM's reasoning_parser 'muse' isn't here: Muse's channels",
+        ),
+        ({"tool_call_parser": "hf"}, "a checkpoint's response_template isn't read"),
         ({"tool_call_parser": "nobody"}, "There is no tool_call_parser 'nobody' here. There are: "),
     ],
 )
