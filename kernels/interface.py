@@ -32,7 +32,14 @@ from kernels.layers import (
     NormWeights,
 )
 from kernels.logits import LogitEdits, TopLogprobs
-from kernels.lora import LoraUse, LoraWeights, PackedLora, TorchLora
+from kernels.lora import (
+    LoraTemplate,
+    LoraUse,
+    LoraWeights,
+    PackedLora,
+    PlannedLora,
+    TorchLora,
+)
 from kernels.lora_slots import LoraSlots, Place
 from kernels.packing import LinearMaker
 
@@ -126,6 +133,12 @@ class KernelSet(LinearMaker):
         Raises ValueError for what doesn't fit together.
         """
         return TorchLora(lora, self.device)
+
+    def lora_template(
+        self, plans: Sequence[PlannedLora], dtype: torch.dtype
+    ) -> LoraTemplate | None:
+        """What packs all of an adapter at once, of a file of `dtype`; None: nothing here does."""
+        return None
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
         """Change y [T, N], a linear layer's result for x [T, K], by what rows' adapters add.

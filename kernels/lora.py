@@ -6,7 +6,7 @@ its own rank. A row's result doesn't depend on the other rows.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,6 +80,48 @@ def check_lora(lora: LoraWeights) -> None:
     for vector in (lora.gain, lora.shift):
         if vector is not None and (vector.shape != (n,) or vector.dtype != torch.float32):
             raise ValueError(f"gain and shift must be float32 [{n}]")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """A `LoraPart` whose b begins at number `at` of a file.
+
+    Attributes:
+        first, columns, start, rank, scale: as in `LoraPart`; b is [columns, rank].
+    """
+
+    at: int
+    first: int
+    columns: int
+    start: int
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLora:
+    """Where a file has the numbers of `LoraWeights`, which have neither gain nor shift.
+
+    Attributes:
+        a: where the pieces of a begin that lie over each other, and their ranks.
+        parts: of columns that don't overlap.
+        in_features, out_features: K and N.
+    """
+
+    a: Sequence[tuple[int, int]]
+    parts: Sequence[PlannedPart]
+    in_features: int
+    out_features: int
+
+
+class LoraTemplate(ABC):
+    """Adapters whose files have the same numbers in the same places."""
+
+    @abstractmethod
+    def fill(self, values: Tensor) -> list[PackedLora]:
+        """What `KernelSet.pack_lora` makes of each plan, of a file's numbers; nothing is kept of
+        them. Any thread may call it.
+        """
 
 
 class PackedLora(ABC):

@@ -24,7 +24,7 @@ from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
-from engine.lora.pack import AdaptableModel
+from engine.lora.parts import AdaptableModel
 from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.models.decoder import NativeDecoder

@@ -11,6 +11,7 @@ from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
+from engine.lora.parts import AdaptableModel, Parts, nothing
 from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
@@ -22,13 +23,6 @@ from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
 from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora
 from kernels.lora_slots import HEAD
-
-#: Rows of a weight that are looked at together.
-_ROWS = 1024
-
-
-#: Models whose layers may have adapters.
-AdaptableModel = NativeDecoder | NativeEncoder
 
 
 def pack_adapter(
@@ -45,7 +39,7 @@ def pack_adapter(
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
-    packer = _Packer(adapter, model, dtype, modules or Modules(model.spec))
+    packer = Packer(adapter, model, dtype, modules or Modules(model.spec))
     layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
@@ -59,7 +53,9 @@ def pack_adapter(
     )
 
 
-class _Packer:
+class Packer:
+    """Packs the parts of one adapter."""
+
     def __init__(
         self,
         adapter: Adapter,
@@ -75,6 +71,11 @@ class _Packer:
 
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
         """What the adapter changes in one layer."""
+        for slot, parts in self.parts(index):
+            yield slot, self._pack(parts)
+
+    def parts(self, index: int) -> Iterator[tuple[str, Parts]]:
+        """The same before it is packed."""
         layers = self._model.linears(index)
         for slot, linear in self._modules.layers[index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
@@ -88,9 +89,9 @@ class _Packer:
 
     def _fused(
         self, linear: LinearDescription, layer: LinearLayer, deltas: list[ModuleDelta | None]
-    ) -> PackedLora:
+    ) -> Parts:
         """The parts of one linear layer, over each other as its weights are."""
-        parts = _Parts(self._model, layer, linear.bias)
+        parts = Parts(self._model, layer, linear.bias)
         orders = self._orders(linear)
         first = 0
         for part, delta, order in zip(linear.parts, deltas, orders, strict=True):
@@ -98,7 +99,7 @@ class _Packer:
             if delta is not None:
                 parts.add(first, rows, delta, order)
             first += rows
-        return self._pack(parts)
+        return parts
 
     def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
@@ -112,7 +113,7 @@ class _Packer:
             return [None, twice, twice]
         return [None] * len(linear.parts)
 
-    def _pack(self, parts: _Parts) -> PackedLora:
+    def _pack(self, parts: Parts) -> PackedLora:
         slots, weights = self._model.lora_slots, parts.weights(self._dtype)
         packed = (self._model.ops.pack_lora if slots is None else slots.pack)(weights)
         self.num_bytes += packed.nbytes
@@ -175,7 +176,7 @@ class _Packer:
             layer = self._table(model, table, None)
         added = None
         if any(True for _ in delta.tensors()):
-            parts = _Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
+            parts = Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
             parts.add(0, model.spec.vocab_size, delta, None)
             added = self._pack(parts)
             self.ends[HEAD] = added
@@ -189,7 +190,7 @@ class _Packer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
         if model.spec.lm_head_bias:
-            bias = model.lm_head(_nothing(model, model.lm_head))[0]
+            bias = model.lm_head(nothing(model, model.lm_head))[0]
             bias = bias if ids is None else bias[ids]
         layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
         self.num_bytes += layer.nbytes
@@ -199,95 +200,3 @@ class _Packer:
         kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
         self.num_bytes += kept.nbytes
         return kept
-
-
-class _Parts:
-    """`LoraWeights` of one linear layer in the making."""
-
-    def __init__(self, model: AdaptableModel, layer: LinearLayer, has_bias: bool) -> None:
-        self._model, self._layer, self._has_bias = model, layer, has_bias
-        self._a: list[Tensor] = []
-        self._parts: list[tuple[int, Tensor, int, float]] = []
-        #: Made where a part has something for them: most adapters are of matrices alone.
-        self._gain: Tensor | None = None
-        self._shift: Tensor | None = None
-        self._rank = 0
-        self._own: Tensor | None = None
-        self._starts: dict[int, int] = {}
-
-    def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
-        """A part's delta for the layer's rows [first, first + rows)."""
-        chosen = slice(None) if order is None else order
-        a, b = delta.a, delta.b
-        if a is None or b is None:
-            a, b = torch.zeros(0, self._layer.in_features), torch.zeros(rows, 0)
-        else:
-            b = b[chosen]
-        if not (delta.b_bias is None and delta.magnitude is None and delta.bias is None):
-            self._change(slice(first, first + rows), delta, a, b, chosen)
-        start = self._starts.get(id(a))
-        if start is None:  # gate and up of an expert have one between them
-            start = self._starts[id(a)] = self._rank
-            self._a.append(a)
-            self._rank += len(a)
-        self._parts.append((first, b, start, delta.scale))
-
-    def _change(
-        self, at: slice, delta: ModuleDelta, a: Tensor, b: Tensor, chosen: Tensor | slice
-    ) -> None:
-        """What a part has beside its matrices, for these of the layer's rows."""
-        if self._gain is None or self._shift is None:
-            self._gain = torch.ones(self._layer.out_features)
-            self._shift = torch.zeros(self._layer.out_features)
-        if delta.b_bias is not None:
-            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
-        if delta.magnitude is not None:
-            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(at.start, a, b, delta)
-            own = self._bias()[at]
-            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
-        if delta.bias is not None:
-            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
-
-    def _bias(self) -> Tensor:
-        """The layer's own bias: what it makes of nothing, which takes all of its weights."""
-        if self._own is None:
-            self._own = (
-                self._layer(_nothing(self._model, self._layer))[0].float().cpu()
-                if self._has_bias
-                else torch.zeros(self._layer.out_features)
-            )
-        return self._own
-
-    def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
-        """Of the rows of W + scale * B A."""
-        found = []
-        for start in range(0, len(b), _ROWS):
-            some = b[start : start + _ROWS].float()
-            ids = torch.arange(first + start, first + start + len(some))
-            ids = ids.to(self._model.ops.device)
-            rows = self._layer.rows(ids).float().cpu() + delta.scale * (some @ a.float())
-            found.append(rows.norm(dim=1))
-        return torch.cat(found)
-
-    def weights(self, dtype: torch.dtype | None) -> LoraWeights:
-        """All of it, in `dtype`, or in the one that they have in common."""
-        kinds = {tensor.dtype for tensor in (*self._a, *(part[1] for part in self._parts))
-                 if tensor.numel()}  # fmt: skip
-        kept = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
-        gain, shift = self._gain, self._shift
-        changes = gain is not None and bool((gain != 1).any())
-        shifts = shift is not None and bool((shift != 0).any())
-        return LoraWeights(
-            a=torch.cat([a.to(kept) for a in self._a]),
-            parts=[LoraPart(at, b.to(kept), start, scale) for at, b, start, scale in self._parts],
-            out_features=self._layer.out_features,
-            gain=gain if changes else None,
-            shift=shift if shifts else None,
-        )
-
-
-def _nothing(model: AdaptableModel, layer: LinearLayer) -> Tensor:
-    """One row of zeros, as a layer of the model takes it."""
-    ops = model.ops
-    dtype = ops.activation_dtype(model.weight_dtype)
-    return torch.zeros(1, layer.in_features, dtype=dtype, device=ops.device)

@@ -19,8 +19,10 @@ from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
-from engine.lora.pack import AdaptableModel, pack_adapter
+from engine.lora.pack import pack_adapter
+from engine.lora.parts import AdaptableModel
 from engine.lora.read import read_adapter
+from engine.lora.templates import Templates
 from engine.models.adapters import AdapterWeights
 from engine.pooling.head_maker import HeadMaker
 
@@ -78,6 +80,7 @@ class AdapterStore:
         self._host: OrderedDict[str, _Packed] = OrderedDict()
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._templates = Templates()
         self._modules: tuple[object, HeadMaker | None, Modules] | None = None
 
     @property
@@ -97,10 +100,7 @@ class AdapterStore:
         with self._lock:
             packed = self._host.pop(ref.digest, None)
         if packed is None:
-            modules = self._modules_of(model, heads)
-            adapter = self._read(ref, modules)
-            weights = pack_adapter(adapter, model, self._limits.dtype, heads, modules)
-            packed = _Packed(weights, adapter.rank)
+            packed = self._alike(ref, model, heads) or self._whole(ref, model, heads)
         with self._lock:
             self._ranks[ref.digest] = packed.rank
             self._device[ref.digest] = packed.weights
@@ -126,8 +126,25 @@ class AdapterStore:
         known = self._modules
         if known is None or known[0] is not model.spec or known[1] is not heads:
             modules = Modules(model.spec, None if heads is None else heads.shapes)
+            self._templates.clear()
             known = self._modules = model.spec, heads, modules
         return known[2]
+
+    def _alike(
+        self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None
+    ) -> _Packed | None:
+        """An adapter whose files are laid out as others' were."""
+        self._modules_of(model, heads)
+        found = self._templates.load(ref, model) if ref.path else None
+        return None if found is None else _Packed(*found)
+
+    def _whole(self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None) -> _Packed:
+        """Any adapter."""
+        modules, dtype = self._modules_of(model, heads), self._limits.dtype
+        adapter = self._read(ref, modules)
+        weights = pack_adapter(adapter, model, dtype, heads, modules)
+        self._templates.learn(ref.path, adapter, model, dtype, modules)
+        return _Packed(weights, adapter.rank)
 
     def _read(self, ref: AdapterRef, modules: Modules) -> Adapter:
         if not ref.path:

@@ -54,7 +54,7 @@ class TensorFile:
             return
         whole = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
         values = whole[start:].view(dtype)
-        self._finite = _all_finite(values)
+        self._finite = all_finite(values)
         for name, entry in header.items():
             first, last = (offset // dtype.itemsize for offset in entry["data_offsets"])
             self._views[name] = values[first:last].view(entry["shape"])
@@ -64,12 +64,12 @@ class TensorFile:
         tensor = self._views.get(name)
         if tensor is None:
             tensor = self._file.get_tensor(name)
-        if not self._finite and not _all_finite(tensor):
+        if not self._finite and not all_finite(tensor):
             raise wrong(name, "holds NaN or infinity")
         return tensor
 
 
-def _all_finite(values: Tensor) -> bool:
+def all_finite(values: Tensor) -> bool:
     """Whether no exponent is all ones. By integers, which are compared far faster than narrow
     floats, and in one thread: the others compute a step meanwhile.
     """

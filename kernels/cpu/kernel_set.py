@@ -40,6 +40,7 @@ from kernels.cpu.linear import (
     streamed_linear,
 )
 from kernels.cpu.lora import CpuLora, add_lora
+from kernels.cpu.lora_template import CpuLoraTemplate
 from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
@@ -53,7 +54,7 @@ from kernels.interface import (
     NormWeights,
 )
 from kernels.logits import TopLogprobs
-from kernels.lora import LoraUse, LoraWeights, PackedLora
+from kernels.lora import LoraTemplate, LoraUse, LoraWeights, PackedLora, PlannedLora
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -100,6 +101,12 @@ class CpuKernels(KernelSet):
     def pack_lora(self, lora: LoraWeights) -> PackedLora:
         """See `KernelSet.pack_lora`."""
         return CpuLora(self._library, lora)
+
+    def lora_template(
+        self, plans: Sequence[PlannedLora], dtype: torch.dtype
+    ) -> LoraTemplate | None:
+        """See `KernelSet.lora_template`."""
+        return CpuLoraTemplate(plans, dtype)
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
         """See `KernelSet.add_lora`."""

@@ -24,13 +24,23 @@ from kernels.lora import (
 )
 
 #: `kLoraColumns` of lora.h.
-_COLUMNS = 32
+COLUMNS = 32
 _SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate")
 #: Of experts, with the field that lists them all.
 _LISTS = {"up": "expert_ups", "down": "expert_downs"}
 
 
-class CpuLora(PackedLora):
+class AddressedLora(PackedLora):
+    """A `c.LoraLinear` in memory, and what it points to.
+
+    Attributes:
+        address: of it.
+    """
+
+    address: int
+
+
+class CpuLora(AddressedLora):
     """See `KernelSet.pack_lora`. Keeps the memory that it points to."""
 
     def __init__(self, library: Library, lora: LoraWeights) -> None:
@@ -65,7 +75,7 @@ class CpuLora(PackedLora):
 def _pack(library: Library, b: Tensor) -> Tensor:
     b = b.contiguous()
     columns, rank = b.shape
-    packed = torch.empty(-(-columns // _COLUMNS), rank, _COLUMNS, dtype=b.dtype)
+    packed = torch.empty(-(-columns // COLUMNS), rank, COLUMNS, dtype=b.dtype)
     library.pack_lora(packed.data_ptr(), b.data_ptr(), columns, rank, b.element_size())
     return packed
 
@@ -90,7 +100,7 @@ def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) ->
         raise ValueError(f"x {list(x.shape)} {x.dtype} must be {rows} dense rows of float32")
     table = (c.LoraUse * len(uses))()
     for each, (lora, own) in zip(table, uses, strict=True):
-        if not isinstance(lora, CpuLora):
+        if not isinstance(lora, AddressedLora):
             raise ValueError("an adapter must be packed by these kernels")
         if (lora.in_features, lora.out_features) != (x.shape[1], n):
             raise ValueError(f"an adapter maps {lora.in_features} to {lora.out_features} values")
@@ -115,7 +125,7 @@ class CpuLoraTable(LoraTable):
             for slot, lora in layer.items():
                 kind, _, expert = slot.partition(".")
                 known = kind in _LISTS if expert else slot in _SLOTS
-                if not known or not isinstance(lora, CpuLora):
+                if not known or not isinstance(lora, AddressedLora):
                     raise ValueError(f"{slot} isn't adapted in one call")
                 if (lora.in_features, lora.out_features) != fits.get(slot):
                     raise ValueError(f"an adapter of {slot} must map {fits.get(slot)}")

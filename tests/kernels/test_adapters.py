@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.experts import ExpertsOneByOne
 from kernels.interface import ActivationSpec, ExpertLayers, KernelSet, LinearLayer
-from kernels.lora import LoraPart, LoraWeights, PackedLora
+from kernels.lora import LoraPart, LoraWeights, PackedLora, PlannedLora, PlannedPart
 
 K = 203
 
@@ -93,6 +95,46 @@ def test_what_does_not_fit_is_refused(compiled: KernelSet) -> None:
     weights = make(8)
     with pytest.raises(ValueError, match="ranks"):
         compiled.pack_lora(LoraWeights(a=weights.a[:3], parts=weights.parts, out_features=152))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
+    compiled: KernelSet, dtype: torch.dtype
+) -> None:
+    """Two layers whose numbers lie in one file in another order; the second has one a for both."""
+    first, second = make(8, dtype), make(4, dtype)
+    shared = replace(second, a=second.a[:4], parts=[replace(part, start=0, b=part.b[:, :2])
+                                                    for part in second.parts[:2]])  # fmt: skip
+    pieces: list[Tensor] = []
+
+    def put(tensor: Tensor) -> int:
+        pieces.append(tensor.flatten())
+        return sum(len(piece) for piece in pieces[:-1])
+
+    plans = []
+    for lora in (first, shared):
+        parts = [
+            PlannedPart(
+                put(part.b), part.first, len(part.b), part.start, part.b.shape[1], part.scale
+            )
+            for part in lora.parts
+        ]
+        cut = len(lora.a) // 2
+        a = [(put(piece), len(piece)) for piece in (lora.a[:cut], lora.a[cut:])]
+        plans.append(PlannedLora(a=a, parts=parts, in_features=K, out_features=lora.out_features))
+    template = compiled.lora_template(plans, dtype)
+    assert template is not None
+    values = torch.cat(pieces)
+    found = template.fill(values)
+    values.zero_()  # nothing of the file is kept
+    x, rows = torch.randn(3, K), torch.arange(3)
+    for lora, packed in zip((first, shared), found, strict=True):
+        y = torch.randn(3, lora.out_features)
+        ours, theirs = y.clone(), y.clone()
+        compiled.add_lora(ours, x, [(packed, rows)])
+        compiled.add_lora(theirs, x, [(compiled.pack_lora(lora), rows)])
+        assert torch.equal(ours, theirs)
+        assert not torch.equal(ours, y)
 
 
 def mixture(kernels: KernelSet) -> ExpertLayers:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.lora import store
+from engine.contract.adapters import AdapterRef
+from engine.lora.store import AdapterStore
 
 from .adapters import DEMO_MODEL
 
@@ -21,14 +22,14 @@ REQUESTS = [
 def test_an_adapter_that_comes_back_is_read_again_only_where_nothing_kept_it(
     monkeypatch: pytest.MonkeyPatch, kept: int, reads: int
 ) -> None:
-    read: list[Path] = []
+    read: list[str] = []
 
-    def counted(folder: Path, *args: Any) -> Any:
-        read.append(folder)
-        return original(folder, *args)
+    def counted(given: AdapterStore, ref: AdapterRef, *args: Any) -> Any:
+        read.append(ref.digest)
+        return original(given, ref, *args)
 
-    original = store.read_adapter
-    monkeypatch.setattr(store, "read_adapter", counted)
+    original = AdapterStore._alike  # tried first of all that reads
+    monkeypatch.setattr(AdapterStore, "_alike", counted)
     llm = LLM(DEMO_MODEL, max_loras=1, max_cpu_loras=kept, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     said = [

@@ -1,0 +1,156 @@
+"""Adapters whose files are laid out alike: what is packed at once is what is packed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import LLM
+from engine.contract.adapters import AdapterRef, adapter_digest
+from engine.contract.errors import InvalidRequest
+from engine.lora import store as store_module
+from engine.lora.modules import Modules
+from engine.lora.pack import pack_adapter
+from engine.lora.parts import AdaptableModel
+from engine.lora.read import read_adapter
+from engine.lora.store import AdapterStore, StoreLimits
+from kernels.lora import PackedLora
+
+from .adapters import DEMO_MODEL, first_a, pirate, write_adapter
+from .peft_oracle import checkpoint, make_adapter
+
+
+def loaded(model: Path | str) -> AdaptableModel:
+    llm = LLM(str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=16)
+    found = llm.core.executor.loaded.model  # type: ignore[attr-defined]
+    assert isinstance(found, AdaptableModel)
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo() -> AdaptableModel:
+    return loaded(DEMO_MODEL)
+
+
+def ref(folder: Path) -> AdapterRef:
+    return AdapterRef(digest=adapter_digest(folder), name=folder.name, path=str(folder))
+
+
+def refuse(*args: Any) -> Any:
+    raise AssertionError("the file was read tensor by tensor")
+
+
+def added(model: AdaptableModel, lora: PackedLora) -> Tensor:
+    """What rows get, by the kernels."""
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(3, lora.in_features, generator=made)
+    y = torch.randn(3, lora.out_features, generator=made)
+    model.ops.add_lora(y, x, [(lora, torch.tensor([0, 2]))])
+    return y
+
+
+ATTENTION = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "alike"),
+    [
+        ("llama", {"target_modules": ATTENTION, "r": 5, "rank_pattern": {"v_proj": 3}}, True),
+        ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}, True),
+        ("llama", {"target_modules": ["q_proj"], "use_dora": True}, False),
+        ("llama", {"target_modules": ["q_proj", "embed_tokens"]}, False),
+        ("gpt_neox", {"target_modules": ["query_key_value"]}, False),  # its rows change places
+        ("mixtral", {"target_modules": [], "target_parameters": ["experts.down_proj"]}, False),
+    ],
+)
+def test_a_second_adapter_of_one_layout_is_the_same_either_way(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    options: dict[str, Any],
+    alike: bool,
+) -> None:
+    folder = checkpoint(recipe, tmp_path / "model")
+    model, store = loaded(folder), AdapterStore(StoreLimits())
+    one, two = (make_adapter(folder, tmp_path / str(i), seed=i, **options) for i in range(2))
+    store.load(ref(one), model)
+    if not alike:
+        store.load(ref(two), model)
+        monkeypatch.setattr(store_module, "read_adapter", refuse)
+        three = make_adapter(folder, tmp_path / "2", seed=2, **options)
+        with pytest.raises(AssertionError, match="tensor by tensor"):
+            store.load(ref(three), model)
+        return
+    with monkeypatch.context() as blind:
+        blind.setattr(store_module, "read_adapter", refuse)
+        facts = store.load(ref(two), model)
+    found = store.device[ref(two).digest]
+    wanted = pack_adapter(read_adapter(two, Modules(model.spec)), model)
+    assert facts.rank == store.load(ref(one), model).rank
+    assert (found.table is None) == (wanted.table is None)
+    for layer, (ours, theirs) in enumerate(zip(found.layers, wanted.layers, strict=True)):
+        assert ours.keys() == theirs.keys()
+        for slot, lora in ours.items():
+            assert (lora.rank, lora.in_features) == (theirs[slot].rank, theirs[slot].in_features)
+            assert torch.equal(added(model, lora), added(model, theirs[slot])), (layer, slot)
+
+
+def _nan(tensors: dict[str, Tensor]) -> None:
+    tensors[first_a(tensors)][1, 1] = float("nan")
+
+
+def _nothing(tensors: dict[str, Tensor]) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spoil", "digest", "words"),
+    [(_nan, None, "holds NaN"), (_nothing, "0" * 64, "its files hold")],
+)
+def test_what_is_wrong_with_a_known_layout_is_still_refused_by_name(
+    demo: AdaptableModel,
+    tmp_path: Path,
+    spoil: Callable[[Any], None],
+    digest: str | None,
+    words: str,
+) -> None:
+    store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
+    store.load(ref(write_adapter(tmp_path / "good", config, tensors)), demo)
+    spoil(tensors)
+    folder = write_adapter(tmp_path / "bad", config, tensors)
+    given = AdapterRef(digest=digest or adapter_digest(folder), path=str(folder))
+    with pytest.raises(InvalidRequest, match=words):
+        store.load(given, demo)
+    assert given.digest not in store.device
+
+
+def test_another_configuration_of_the_same_tensors_is_another_layout(
+    demo: AdaptableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scale would be another one."""
+    store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
+    store.load(ref(write_adapter(tmp_path / "one", config, tensors)), demo)
+    louder = {**config, "lora_alpha": 2 * config["lora_alpha"]}
+    monkeypatch.setattr(store_module, "read_adapter", refuse)
+    with pytest.raises(AssertionError, match="tensor by tensor"):
+        store.load(ref(write_adapter(tmp_path / "two", louder, tensors)), demo)
+
+
+def test_a_truncated_file_of_a_known_layout_is_refused(
+    demo: AdaptableModel, tmp_path: Path
+) -> None:
+    store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
+    folder = write_adapter(tmp_path / "one", config, tensors)
+    given = ref(folder)
+    store.load(given, demo)
+    store.drop(given.digest)
+    store.clear_host()
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-64])
+    with pytest.raises(InvalidRequest, match="sound safetensors file"):
+        store.load(given, demo)
