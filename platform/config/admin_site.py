@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from console.identity.recent import recently_authenticated
 
-#: Apps in the order of the index and the sidebar; others follow.
+#: Apps in the order of the index; others follow.
 ORDER = ("tenants", "catalog", "adapters", "metering", "storage")
 NAMES = {"auth": "Groups of staff"}
 #: Apps whose rows nobody edits by hand: who may would walk in as anybody.
@@ -26,7 +26,9 @@ class QuireAdminSite(admin.AdminSite):
 
     site_title = "Quire"
     site_header = "Quire"
-    index_title = "Installation"
+    index_title = "Raw data"
+    #: The one of all pages is beside them.
+    enable_nav_sidebar = False
 
     def register(self, model_or_iterable: Any, *args: Any, **options: Any) -> None:
         """All models but those of closed apps."""

@@ -39,15 +39,20 @@ SHEETS: dict[str, tuple[str, ...]] = {
         "audit": "console/css/keys console/css/audit",
         "identity": "console/css/leaf console/css/identity",
         "django-admin": "admin/css/base admin/css/dark_mode",
-        "admin": "console/css/tokens console/css/admin console/css/admin_lists",
-        # The admin's forms and lists have all of theirs in one, in the order of its own pages.
+        "admin": (
+            "console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
+            " console/css/admin_lists"
+        ),
+        # The admin's forms and lists have all of theirs in one, ours before those of small screens.
         "admin-form": (
-            "admin/css/base admin/css/dark_mode console/css/tokens console/css/admin"
-            " console/css/admin_lists admin/css/widgets admin/css/forms admin/css/responsive"
+            "admin/css/base admin/css/dark_mode admin/css/widgets admin/css/forms"
+            " console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
+            " console/css/admin_lists admin/css/responsive"
         ),
         "admin-list": (
-            "admin/css/base admin/css/dark_mode console/css/tokens console/css/admin"
-            " console/css/admin_lists admin/css/changelists admin/css/responsive"
+            "admin/css/base admin/css/dark_mode admin/css/changelists"
+            " console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
+            " console/css/admin_lists admin/css/responsive"
         ),
     }.items()
 }
