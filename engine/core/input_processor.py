@@ -15,6 +15,7 @@ from engine.contract.adapters import digest_of
 from engine.contract.config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
+from engine.contract.token_lists import untracked
 from engine.kv_cache.hashing import BlockHashes, ContentKey, scope_key
 from engine.models.facts import ModelFacts
 from engine.pooling.requests import check_pooling
@@ -191,7 +192,7 @@ class InputProcessor:
             seq_id=self._next_seq_id,
             request=request,
             index=index,
-            token_ids=prompt + resumed,
+            token_ids=untracked(prompt + resumed),
             num_prompt_tokens=len(prompt),
             max_output_tokens=params.output_budget(len(prompt), room),
             # Odd, so that no two outputs of a request share a seed.

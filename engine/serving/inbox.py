@@ -11,8 +11,9 @@ import msgspec
 import redis
 
 from engine.contract import protocol
-from engine.contract.protocol import InboxMessage
+from engine.contract.protocol import EngineRequest, InboxMessage
 from engine.contract.redis_link import is_temporary
+from engine.contract.token_lists import untracked
 from engine.serving.fence import Fence
 
 log = logging.getLogger(__name__)
@@ -116,4 +117,6 @@ class InboxReader(threading.Thread):
             self._redis.xack(self._stream, protocol.CONSUMER_GROUP, entry_id)
             self._redis.xdel(self._stream, entry_id)
             return
+        if isinstance(message, EngineRequest):
+            untracked(message.prompt_token_ids)
         self.messages.put((entry_id, message))

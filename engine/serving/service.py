@@ -6,6 +6,7 @@ heartbeat says how it is. SIGTERM drains: nothing new is read, what runs is fini
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -58,6 +59,8 @@ from engine.serving.throughput import Throughput
 log = logging.getLogger("engine.serving")
 
 _IDLE_WAIT_S = 0.2
+#: How long messages are handled before the next step.
+_TAKE_S = 0.01
 _REMEMBERED_IDS = 8192
 #: Exit status of a replica that can't go on, and whose model isn't to blame.
 _FAULT = 70
@@ -120,6 +123,8 @@ class EngineService:
             self._heart.beat()
             self._heart.stop(self.replica_id, forget=False)
             return 1
+        gc.collect()
+        gc.freeze()  # what was loaded stays: going through it takes longer than a step
         self.numerics = numerics_of(self.config, self.core)
         publish_layers(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
@@ -192,11 +197,17 @@ class EngineService:
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
     def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
-        """Handle all messages that are there; when idle, wait a little for the first."""
+        """Handle the messages that are there; when idle, wait a little for the first.
+
+        Of thousands at once a few between two steps: what runs gets its tokens meanwhile.
+        """
         try:
             entry = self._reader.messages.get(timeout=_IDLE_WAIT_S if wait else 0.0)
+            until = time.monotonic() + _TAKE_S
             while True:
                 self._handle(core, *entry)
+                if core.has_work and time.monotonic() > until:
+                    return
                 entry = self._reader.messages.get_nowait()
         except queue.Empty:
             return
@@ -278,6 +289,7 @@ class EngineService:
         """Do what the command says: (whether it's done, why not)."""
         try:
             if message.command == "sleep":
+                gc.unfreeze()  # weights that go may be held by cycles
                 self._deliver(core.sleep(message.level))
                 self._sleep_level = message.level
             else:

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from redis.asyncio import Redis
@@ -138,7 +139,7 @@ class EngineClient:
 
     def submit(
         self,
-        requests: list[EngineRequest],
+        requests: Iterable[EngineRequest],
         model: str,
         *,
         stream: str = "",
@@ -153,35 +154,43 @@ class EngineClient:
         Never fails by itself: without a replica the submission waits, and then raises
         `EngineUnavailable` at its reader.
         """
-        mailbox = Mailbox()
-        flights = []
+        submission = Submission(self, Mailbox())
+        self._place_next(submission, self._flights_of(submission, requests, model, stream, known))
+        return submission
+
+    def _flights_of(
+        self,
+        submission: Submission,
+        requests: Iterable[EngineRequest],
+        model: str,
+        stream: str,
+        known: Known | None,
+    ) -> Iterator[Flight]:
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
             scope = request.cache_namespace + digest_of(request.adapter)
             key = prefix_key(request.prompt_token_ids, scope)
-            flights.append(Flight(request, number, mailbox, model, key, stream=stream))
+            flight = Flight(request, number, submission.mailbox, model, key, stream=stream)
             if known is not None:
-                flights[-1].take_up(*known.of(number))
-        for flight in flights:
-            if not flight.done:
-                self._flights[flight.engine_id] = flight
-                flight.in_line = True
-        self._place_all(flights)
-        return Submission(self, mailbox, flights)
+                flight.take_up(*known.of(number))
+            yield flight
 
-    def _place_all(self, flights: list[Flight]) -> None:
-        """Place what waits, of thousands a few at a time: others' tokens come in between."""
-        turn, left = flights[:PLACED_AT_ONCE], flights[PLACED_AT_ONCE:]
-        for flight in turn:
-            flight.in_line = False  # should placing one fail, the watchman places these
+    def _place_next(self, submission: Submission, flights: Iterator[Flight]) -> None:
+        """Place the first of those that are left; others' tokens come before the next."""
+        if submission.closed or self._closed:
+            return
+        turn = list(islice(flights, PLACED_AT_ONCE))
+        submission.flights.extend(turn)
+        there = [flight for flight in turn if not flight.done]
+        # Should placing one fail, the watchman places these.
+        self._flights.update((flight.engine_id, flight) for flight in there)
         try:
-            for flight in turn:
-                here = self._flights.get(flight.engine_id) is flight
-                if here and not (flight.done or flight.placed):
-                    self.try_place(flight)
+            for flight in there:
+                self.try_place(flight)
         finally:
-            if left:
-                asyncio.get_running_loop().call_soon(self._place_all, left)
+            if len(turn) == PLACED_AT_ONCE:
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._place_next, submission, flights)
 
     def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
         """Raise what `QueueBound` does when too much waits for the model, or for this client."""

@@ -156,7 +156,7 @@ class Watchman:
                 if reason:
                     lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)
-            elif not flight.in_line:
+            else:
                 self.replace(flight)
         for (replica_id, reason), count in lost.items():
             logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)

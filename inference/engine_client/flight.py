@@ -46,7 +46,6 @@ class Flight:
         numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
         numerics_changed: whether a replica with others went on with tokens that were there.
         waiting_since: monotonic, while it waits.
-        in_line: whether its first placing is about to come, after others of its submission.
         heard_at: monotonic, when it was placed or last heard of.
         ran: whether an engine has computed anything for it.
         stream: under which name its tokens are kept for other gateways, "": they aren't.
@@ -74,7 +73,6 @@ class Flight:
     numerics: Numerics | None = None
     numerics_changed: bool = False
     waiting_since: float = 0.0
-    in_line: bool = False
     heard_at: float = 0.0
     ran: bool = False
     prompt_logprobs_seen: bool = False

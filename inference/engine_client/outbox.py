@@ -14,12 +14,11 @@ from engine.contract import protocol
 from engine.contract.protocol import OutboxBatch
 from engine.contract.redis_link import RedisLink
 from inference.engine_client.progress import Progress
+from inference.turns import in_turns
 
 logger = logging.getLogger(__name__)
 
 READ_COUNT = 256
-#: How long entries are handed out in one turn of the event loop.
-TURN_S = 0.005
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
@@ -71,11 +70,7 @@ class OutboxReader:
     async def _read(self) -> None:
         found = await self._reading.execute(*self._command, self._last)
         # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
-        since = time.monotonic()
-        for entry_id, fields in found[0][1] if found else ():
-            if time.monotonic() - since > TURN_S:
-                await asyncio.sleep(0)  # what was handed out goes on to its clients
-                since = time.monotonic()
+        async for entry_id, fields in in_turns(found[0][1] if found else ()):
             self._last = entry_id
             if fields and len(fields) > 1 and fields[0] == protocol.FIELD:
                 self._hand_out(fields[1])

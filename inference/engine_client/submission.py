@@ -17,64 +17,67 @@ class Submission:
     """One or more engine requests whose pieces come through one mailbox.
 
     Close it in a `finally`: that aborts what still runs.
+
+    Attributes:
+        mailbox: where the pieces come from.
+        flights: the requests on their way, in order. Of thousands the last ones follow soon.
+        closed: whether nobody waits for it any more.
     """
 
-    def __init__(self, client: EngineClient, mailbox: Mailbox, flights: list[Flight]) -> None:
-        self._client, self._mailbox, self._flights = client, mailbox, flights
+    def __init__(self, client: EngineClient, mailbox: Mailbox) -> None:
+        self._client, self.mailbox = client, mailbox
+        self.flights: list[Flight] = []
+        self.closed = False
 
     def get(self, wait_s: float | None = None) -> Awaitable[list[Piece]]:
         """The next pieces, at most one an output; [] after `wait_s` seconds without any.
 
         Raises: `QuireError` of the engine, or `EngineUnavailable`.
         """
-        return self._mailbox.get(wait_s)
+        return self.mailbox.get(wait_s)
 
     def num_tokens(self, number: int, index: int) -> int:
         """Tokens of an output that have reached this gateway."""
-        return len(self._flights[number].tokens[index])
+        return len(self.flights[number].tokens[index]) if number < len(self.flights) else 0
 
     @property
     def replica_id(self) -> str:
         """The replica that has the first request, or had it last; "" while none had it."""
-        return self._flights[0].last_replica_id
+        return self.flights[0].last_replica_id
 
     @property
     def waiting(self) -> bool:
         """Whether a request that isn't over waits for a replica that could take it."""
-        return any(not flight.placed and not flight.done for flight in self._flights)
+        return any(not flight.placed and not flight.done for flight in self.flights)
 
     def ran(self, number: int) -> bool:
         """Whether the engine has computed anything for this request, as far as is known."""
-        return self._flights[number].ran
+        return number < len(self.flights) and self.flights[number].ran
 
     @property
     def numerics_changed(self) -> bool:
         """Whether a replica that computes other bits went on with any of them."""
-        return any(flight.numerics_changed for flight in self._flights)
+        return any(flight.numerics_changed for flight in self.flights)
 
     def finish_output(self, number: int, index: int) -> None:
         """The consumer needs no more of this output (a stop string was found): abort it."""
-        self._client.abort_output(self._flights[number], index, "stop")
+        self._client.abort_output(self.flights[number], index, "stop")
 
     def close(self) -> None:
         """Abort what has not finished. Idempotent, never blocks."""
-        self._mailbox.close()
-        for flight in self._flights:
+        self.closed = True
+        self.mailbox.close()
+        for flight in self.flights:
             self._client.abandon(flight)
 
     async def gone(self, timeout_s: float) -> None:
         """After `close`: wait until the engine has answered the aborts, for at most so long."""
-        for flight in self._flights:
+        for flight in self.flights:
             if flight.leaving is not None:
                 await asyncio.wait([flight.leaving], timeout=timeout_s)
 
-    @property
-    def flights(self) -> list[Flight]:
-        """The requests on their way, in order."""
-        return self._flights
-
     async def told(self, timeout_s: float) -> None:
         """Wait until the engine's records of what ended early are there, for at most so long."""
-        waiting = [each.told for each in self._flights if each.told is not None]
+        waiting = [each.told for each in self.flights if each.told is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)

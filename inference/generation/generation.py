@@ -20,6 +20,7 @@ from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
 from inference.generation.keeping import keeping
+from inference.generation.letting_go import let_go
 from inference.generation.note import Pace, content_of, note_of
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
@@ -436,6 +437,7 @@ class Generation:
             await self._keeping.done.wait()
         await settle(record, self.admission, self._account())
         await self._keep_record(record)
+        let_go(job.prompts)
 
     def _account(self) -> Account:
         """What the engine has written of it."""

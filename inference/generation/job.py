@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
+from inference.turns import in_turns
 from inference.web.asked import header_id
 from metering.access import Asking
 from tenants.authentication import Caller
@@ -86,7 +87,7 @@ class Job:
             self.sampling.bad_words_token_ids = await render_pool().run(
                 sum(map(len, words)), bad_word_ids, self.served.tokenizer, words
             )
-        for prompt in self.prompts:
+        async for prompt in in_turns(self.prompts):
             self.sampling.check_against_model(
                 vocab_size=info.vocab_size,
                 num_prompt_tokens=len(prompt),
@@ -158,8 +159,8 @@ class Job:
             header_id=header_id(),
         )
 
-    def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
-        """One a prompt. Identity is the caller's, whatever the body said.
+    def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
+        """One a prompt, made as they are taken. Identity is the caller's, whatever the body said.
 
         `reserved_tokens`: how many output tokens are reserved, if fewer than might come: the engine
         ends the outputs there. Several prompts get equal parts.
@@ -168,7 +169,7 @@ class Job:
         if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
             share = reserved_tokens // len(self.prompts)
         namespace = cache_namespace(self.caller, self.cache_salt)
-        return [
+        return (
             EngineRequest(
                 request_id=engine_id,
                 gateway_id="",
@@ -186,7 +187,7 @@ class Job:
                 trace_headers=self.trace_headers,
             )
             for engine_id, prompt in zip(self.engine_ids, self.prompts, strict=True)
-        ]
+        )
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
         """Where the engine ends a prompt's outputs: its share of what is reserved, and the end of

@@ -67,6 +67,7 @@ class OutputState:
         "_by_token",
         "_detokenizer",
         "_entries",
+        "_from",
         "_sampling",
         "_stop",
         "_text_len",
@@ -91,13 +92,8 @@ class OutputState:
     ) -> None:
         self.number, self.index = number, index
         self._sampling = sampling
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
-            prompt,
-            skip_special_tokens=sampling.skip_special_tokens,
-            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
-            kept_tokens=kept_tokens,
-        )
+        self._from = tokenizer, prompt, kept_tokens
+        self._detokenizer: IncrementalDetokenizer | None = None
         self._stop = (
             StopChecker(list(sampling.stop), sampling.include_stop_str_in_output)
             if sampling.stop
@@ -113,6 +109,20 @@ class OutputState:
         self.finish_reason: str | None = None
         self.engine_reason: str | None = None
         self.stop_reason: int | str | None = None
+
+    @property
+    def _text(self) -> IncrementalDetokenizer:
+        """Made with the first token: those of thousands of outputs aren't made at once."""
+        if self._detokenizer is None:
+            tokenizer, prompt, kept_tokens = self._from
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer,
+                prompt,
+                skip_special_tokens=self._sampling.skip_special_tokens,
+                spaces_between_special_tokens=self._sampling.spaces_between_special_tokens,
+                kept_tokens=kept_tokens,
+            )
+        return self._detokenizer
 
     def push(self, piece: Piece) -> Increment | None:
         """What a piece adds; None while there's nothing to show (a part of a character)."""
@@ -140,12 +150,12 @@ class OutputState:
         if not self._by_token:
             self._token_ids.extend(token_ids)
             self.num_tokens += len(token_ids)
-            return self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+            return self._text.push(token_ids[:-1] if hidden else token_ids)
         text = ""
         last = len(token_ids) - 1
         for place, token in enumerate(token_ids):
             self._note(token, piece.logprobs[place] if piece.logprobs else None)
-            new = "" if hidden and place == last else self._detokenizer.push((token,))
+            new = "" if hidden and place == last else self._text.push((token,))
             self._text_len += len(new)
             text += self._check_stop(new)
             if self.finish_reason is not None:
@@ -176,7 +186,7 @@ class OutputState:
 
     def _finish(self, piece: Piece) -> str:
         """The engine has ended the output: what was held back comes out now."""
-        text = self._check_stop(self._detokenizer.flush())
+        text = self._check_stop(self._text.flush())
         if self.finish_reason is None:
             own = (piece.finish_reason or "", piece.stop_reason)
             self.finish_reason, self.stop_reason = _EDGE_REASONS.get(own[0], own)

@@ -9,11 +9,12 @@ import msgspec
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import PoolingParams, check_length
+from engine.contract.token_lists import untracked
 from inference.generation import Served
 from inference.openai.schemas import ChatRequest
 from inference.pooling.chats import chat_prompts
 from inference.pooling.texts import Item
-from inference.rendering.pool import render_pool
+from inference.rendering.pool import beside, render_pool
 from inference.rendering.prompts import check_vocabulary, truncated
 from inference.settings import gateway_settings
 
@@ -49,27 +50,28 @@ async def item_entries(
                 parts = served.tokenizer.encode_parts(
                     prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
                 )
-                found.append(parts.token_ids)
+                found.append(untracked(parts.token_ids))
             else:
                 found.append(truncated(item, limit, side))
         return found
 
     texts = [prefix + item for item in items if isinstance(item, str)]
-    return _entries(await _rendered(texts, encode_all), served, params)
+    return await beside(_entries, await _rendered(texts, encode_all), served, params)
 
 
 async def chat_entries(
     served: Served, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
 ) -> list[Entry]:
     """An entry for each chat. Raises as `item_entries` and the chat's template do."""
-    return _entries(await chat_prompts(served, chats, params, side), served, params)
+    prompts = await chat_prompts(served, chats, params, side)
+    return await beside(_entries, prompts, served, params)
 
 
 def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
+    _check_total(prompts)
     for prompt in prompts:
         check_vocabulary(prompt, served.info)
         check_length(len(prompt), served.info.max_model_len)
-    _check_total(prompts)
     return [Entry(prompt, params) for prompt in prompts]
 
 

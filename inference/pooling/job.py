@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,13 +69,13 @@ class PoolingJob(Job):
                 param="prompt",
             )
 
-    def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
-        """One a prompt."""
+    def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
+        """One a prompt, made as they are taken."""
         requests = super().engine_requests(reserved_tokens)
-        return [
+        return (
             msgspec.structs.replace(request, pooling=params)
             for request, params in zip(requests, self.pooling, strict=True)
-        ]
+        )
 
 
 class Pooled(Generation):

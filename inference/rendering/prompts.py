@@ -8,6 +8,7 @@ from typing import Any
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
 from engine.contract.protocol import ModelInfo
 from engine.contract.sampling_params import check_context
+from engine.contract.token_lists import untracked
 from engine.text import Tokenizer, render_chat
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.rendering.pool import render_pool
@@ -65,7 +66,10 @@ async def text_token_ids(
         refuse_endless(len(text), model, "prompt")
 
     def encode_all() -> list[list[int]]:
-        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [
+            untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+            for text in texts
+        ]
 
     found = await render_pool().run(_chars(texts), encode_all)
     if not all(found):

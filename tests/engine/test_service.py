@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract import protocol
+from engine.serving import service
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -87,6 +91,27 @@ def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway)
     assert gateway.deltas["gone"][-1].finish_reason == "abort"
     assert len(gateway.tokens("gone")) < 240
     settled(gateway)
+
+
+@pytest.mark.parametrize(("busy", "taken"), [(True, 1), (False, 5)])
+def test_fault_53_what_runs_gets_its_tokens_between_thousands_of_messages(
+    monkeypatch: pytest.MonkeyPatch, *, busy: bool, taken: int
+) -> None:
+    monkeypatch.setattr(service, "_TAKE_S", 0.0)
+    messages: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
+    for number in range(5):
+        messages.put((b"%d" % number, "message"))
+    handled: list[bytes] = []
+    replica: Any = SimpleNamespace(
+        _reader=SimpleNamespace(messages=messages),
+        _handle=lambda core, entry_id, message: handled.append(entry_id),
+    )
+    core: Any = SimpleNamespace(has_work=busy)
+    service.EngineService._take_messages(replica, core, wait=False)
+    assert handled == [b"%d" % number for number in range(taken)]
+    core.has_work = False
+    service.EngineService._take_messages(replica, core, wait=False)
+    assert len(handled) == 5
 
 
 def test_an_abort_of_nothing_does_nothing(gateway: Gateway) -> None:

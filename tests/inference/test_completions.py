@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer, render_chat
+from inference.engine_client import client
 from inference.engine_client.client import PLACED_AT_ONCE
 from inference.engine_client.current import get_engine_client
 from inference.engine_client.inbox import InboxWriter
@@ -344,23 +347,53 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
 async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = [0]
-    post = InboxWriter.post
+    turns, made = [0], [0]
+    post, key_of = InboxWriter.post, client.prefix_key
 
     def counted(*args: Any) -> None:
         turns[-1] += 1
         if turns[-1] == 1:
             loop = asyncio.get_running_loop()
-            if len(turns) == 2:  # a look at the replicas meanwhile leaves the rest in line
+            if len(turns) == 2:  # a look at the replicas meanwhile changes nothing
                 loop.call_soon(get_engine_client().watchman.check)
             loop.call_soon(turns.append, 0)
+            loop.call_soon(made.append, 0)
         post(*args)
 
+    def keyed(*args: Any) -> bytes:
+        made[-1] += 1
+        return key_of(*args)
+
     monkeypatch.setattr(InboxWriter, "post", counted)
+    monkeypatch.setattr(client, "prefix_key", keyed)
     prompts = [[5, 6, number] for number in range(100)]
     async with gateway.serving(gateway.fake()) as replica:
         reply = await gateway.client.complete(prompts, max_tokens=2)
         assert reply.status == 200
         assert len(reply.json()["choices"]) == 100
         assert [each.prompt_token_ids for each in replica.received] == prompts
-    assert max(turns) == PLACED_AT_ONCE
+    assert max(turns) == max(made) == PLACED_AT_ONCE
+
+
+async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
+    gateway: Gateway,
+) -> None:
+    async with gateway.serving(gateway.fake()) as replica:
+        engine = get_engine_client()
+        await engine.start()
+        requests = (
+            EngineRequest(
+                request_id=f"left-{number}",
+                gateway_id="",
+                prompt_token_ids=[5, number],
+                sampling=SamplingParams(max_tokens=2),
+            )
+            for number in range(100)
+        )
+        submission = engine.submit(requests, "fake")
+        submission.close()
+        reply = await gateway.client.complete([[7, 8]], max_tokens=2)
+        assert reply.status == 200
+    left = [each for each in replica.received if each.request_id.startswith("left")]
+    assert len(left) == len(submission.flights) == PLACED_AT_ONCE
+    assert len(list(requests)) == 100 - PLACED_AT_ONCE

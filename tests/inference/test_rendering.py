@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import threading
@@ -112,6 +113,8 @@ async def test_texts_are_tokenised_in_their_order(tokenizer: Tokenizer) -> None:
     texts = [f"text {i}" for i in range(300)]
     found = await text_token_ids(tokenizer, INFO, texts)
     assert found == [tokenizer.encode(text) for text in texts]
+    # The garbage collector would go through every token of thousands of prompts.
+    assert not any(map(gc.is_tracked, found))
 
 
 async def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(

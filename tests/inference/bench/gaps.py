@@ -1,9 +1,10 @@
 """How long one large body makes everybody else's streams stand still.
 
-python -m tests.inference.bench.gaps [--repeats 5] [--only NAME;...]
+python -m tests.inference.bench.gaps [--repeats 5] [--only NAME;...] [--engine]
 
-One stream gets a token every 5 ms from a replica without a model. Beside it, over and over, one
-body of just under the limit of 10 MiB is sent; shown is the longest gap in the stream meanwhile.
+One stream gets a token every 5 ms from a replica without a model; with `--engine`, one a step from
+the demo model. Beside it, over and over, one body of just under the limit of 10 MiB is sent, whose
+client leaves after 20 s; shown is the longest gap in the stream meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import shutil
 import socket
 import statistics
 import sys
@@ -29,6 +31,8 @@ from tests.inference import live  # noqa: E402
 
 SIZE = (10 << 20) - 4096
 PACE_MS = 5.0
+LEAVES_AFTER_S, MOST_TOKENS = 20.0, 30_000
+DEMO = ROOT / "demo" / "model"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -148,7 +152,11 @@ BODIES: dict[str, Callable[[], tuple[str, Any]]] = {
     ),
     "messages, one text": lambda: ("/v1/messages", _chat(_text())),
     "messages, 8,000": lambda: ("/v1/messages", _chat("") | {"messages": _messages(8000)}),
-    "embeddings": lambda: ("/v1/embeddings", {"model": "m", "input": [_text(1200)] * 8000}),
+    "8,000 embeddings": lambda: ("/v1/embeddings", {"model": "m", "input": [_text(1200)] * 8000}),
+    "2,048 embeddings": lambda: (
+        "/v1/embeddings",
+        {"model": "m", "input": [_text(SIZE // 2048 - 8)] * 2048},
+    ),
     "tokenize": lambda: ("/tokenize", {"model": "m", "prompt": _text()}),
     "detokenize": lambda: ("/detokenize", {"model": "m", "tokens": [100] * 480_000}),
 }
@@ -158,9 +166,17 @@ class Listener:
     """A stream, read in a thread: when each piece of it came."""
 
     def __init__(self, port: int, key: str) -> None:
-        body = json.dumps({"model": "m", "stream": True, "prompt": "hi", "max_tokens": 8000})
+        body = json.dumps(
+            {
+                "model": "m",
+                "stream": True,
+                "prompt": "hi",
+                "max_tokens": MOST_TOKENS,
+                "ignore_eos": True,
+            }
+        )
         self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.sendall(_head(COMPLETIONS, key, len(body)) + body.encode())
+        self._socket.sendall(head(COMPLETIONS, key, len(body)) + body.encode())
         self.times: list[float] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -181,7 +197,8 @@ class Listener:
         self._socket.close()
 
 
-def _head(path: str, key: str, length: int) -> bytes:
+def head(path: str, key: str, length: int) -> bytes:
+    """Of a request with a body."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
@@ -192,11 +209,15 @@ def _send(port: int, key: str, path: str, body: bytes) -> tuple[int, bytes]:
     """Status and answer."""
     with socket.create_connection(("127.0.0.1", port)) as sender:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
-            sender.sendall(_head(path, key, len(body)) + body)
-        answer = b""
-        while part := sender.recv(65536):
-            answer += part
-    return int(answer[9:12]), answer
+            sender.sendall(head(path, key, len(body)) + body)
+        answer, until = b"", time.monotonic() + LEAVES_AFTER_S
+        with contextlib.suppress(TimeoutError):
+            while True:
+                sender.settimeout(max(0.01, until - time.monotonic()))
+                if not (part := sender.recv(65536)):
+                    break
+                answer += part
+    return int(answer[9:12] or 0), answer
 
 
 def measure(port: int, key: str, name: str, repeats: int) -> dict[str, Any]:
@@ -225,16 +246,31 @@ def measure(port: int, key: str, name: str, repeats: int) -> dict[str, Any]:
     }
 
 
+def replica_command(of: live.Instance, *, engine: bool) -> list[str]:
+    """What serves the model "m"."""
+    if engine:
+        folder = shutil.copytree(DEMO, of.folder / "demo")
+        config = json.loads((folder / "config.json").read_text())
+        config["max_position_embeddings"] = 2 * MOST_TOKENS  # its words don't matter
+        (folder / "config.json").write_text(json.dumps(config))
+        flags = ["--replica-id", "r", "--model", str(folder), "--served-model-name", "m"]
+        return [sys.executable, "-m", "engine.serving", "--redis-url", of.redis_url, *flags]
+    module = "tests.inference.bench.instant_replica"
+    flags = ["--model-name", "m", "--model-path", str(of.model_folder), "--pace-ms", str(PACE_MS)]
+    return [sys.executable, "-m", module, "--redis-url", of.redis_url, *flags]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default="")
+    parser.add_argument("--engine", action="store_true")
     args = parser.parse_args()
     names = args.only.split(";") if args.only else ["nothing", *BODIES]
     with (
         tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
         live.instance(Path(folder)) as of,
-        live.replica(of, "tests.inference.bench.instant_replica", "--pace-ms", str(PACE_MS)),
+        live.process(replica_command(of, engine=args.engine), of.environment),
         live.gateway(of, "uvicorn") as (port, _),
     ):
         for name in names:

@@ -90,7 +90,7 @@ class InstantReplica:
         model = ModelInfo(
             name=args.model_name,
             path=args.model_path,
-            max_model_len=8192,
+            max_model_len=1 << 16,
             vocab_size=512,
             dtype="float32",
             kv_capacity_tokens=1 << 30,
@@ -122,7 +122,8 @@ class InstantReplica:
         threading.Thread(target=self.beat, daemon=True).start()
         pace_s = self.args.pace_ms / 1000
         next_step = time.monotonic()
-        read = ("XREADGROUP", "GROUP", group, "e", "COUNT", 512)
+        # What it reads at once delays the next step: of large requests hundreds would.
+        read = ("XREADGROUP", "GROUP", group, "e", "COUNT", 4 if pace_s else 512)
         where = ("STREAMS", self.inbox, ">")
         while True:
             if self.running and pace_s:  # a server's own timeouts are too coarse for this

@@ -87,10 +87,10 @@ after(turn, "find_served", "model found")
 after(turn, "chat_job", "rendered")
 after(generation, "admit", "limits passed")
 submit = client.EngineClient.submit
-def submitted(self, requests, model):
-    found = submit(self, requests, model)
+def submitted(self, requests, model, **more):
+    found = submit(self, requests, model, **more)
     stamp("sent to the engine")
-    by_mailbox[id(found._mailbox)] = marks.get()
+    by_mailbox[id(found.mailbox)] = marks.get()
     return found
 client.EngineClient.submit = submitted
 put = mailbox.Mailbox.put
