@@ -5,7 +5,8 @@ about 0.1 ms. Here all commands share a connection: what is sent in one turn of 
 one write, replies come back in order, and a command costs a few microseconds. redis-py still makes
 the connection (TLS, users, databases), and hiredis writes and reads the protocol.
 
-Nothing is ever sent twice: when the connection breaks, every command without a reply fails.
+Nothing is ever sent twice: when the connection breaks, every command without a reply fails. A
+server that says it's a replica gets no more: the next ones go to whoever has its address by then.
 """
 
 from __future__ import annotations
@@ -63,6 +64,17 @@ def is_temporary(error: RedisError) -> bool:
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
         return True
     return refusal_of(error) is not None
+
+
+#: By what a server says that it is, or was just made, a replica.
+_OF_REPLICAS = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
+#: One that lasted less isn't left for it: a Redis that stays read-only is asked often.
+_LEFT_AFTER_S = 0.5
+
+
+def is_left_behind(error: RedisError) -> bool:
+    """Whether the server was made a replica, so that its address may lead to another one by now."""
+    return refusal_of(error) in _OF_REPLICAS
 
 
 class RedisLink:
@@ -157,6 +169,7 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._answered = 0
+        self._made_at, self._left = self._loop.time(), False
         self._error: RedisError | None = None
 
     def use(self, writer: asyncio.StreamWriter) -> None:
@@ -191,6 +204,8 @@ class _Wire(asyncio.Protocol):
             while (reply := reader.gets()) is not False:
                 self._answered += 1
                 future = pending.popleft()
+                if isinstance(reply, RedisError) and is_left_behind(reply):
+                    self._leave()
                 if future.done():  # nobody waits any more
                     continue
                 if isinstance(reply, RedisError):
@@ -199,6 +214,8 @@ class _Wire(asyncio.Protocol):
                     future.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._abort(RedisConnectionError(f"Redis sent what is no reply: {error!r}"))
+        if self._left and not pending:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_watching()
@@ -207,6 +224,12 @@ class _Wire(asyncio.Protocol):
         futures = list(self.pending)
         self.pending.clear()
         _fail(futures, reason)
+
+    def _leave(self) -> None:
+        """Take no more commands; the link connects anew for the next."""
+        if not self._left and self._loop.time() - self._made_at > _LEFT_AFTER_S:
+            self._left = True
+            self._on_lost(self)
 
     # -- a Redis that stands still --------------------------------------------------------------
 

@@ -201,7 +201,10 @@ CACHES = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
-        "OPTIONS": {"serializer": "config.cache.JsonSerializer"},
+        "OPTIONS": {
+            "serializer": "config.cache.JsonSerializer",
+            "pool_class": "engine.contract.redis_clients.FollowingPool",
+        },
     }
 }
 CHANNEL_LAYERS = {

@@ -9,8 +9,9 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+from config.chaos.failover import fail_over_and_back
 from config.chaos.instance import Instance, command_line, holds
-from config.redis_urls import socket_url
+from config.redis_urls import socket_path, socket_url
 from engine.contract.redis_clients import sync_client
 
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
@@ -108,6 +109,11 @@ async def refuse_writes(instance: Instance, rng: random.Random) -> None:
             client.execute_command("REPLICAOF", "NO", "ONE")
 
 
+async def fail_over(instance: Instance, rng: random.Random) -> None:
+    """Another server becomes the primary and takes the address, and then the first again."""
+    await fail_over_and_back(socket_path(instance.data_dir))
+
+
 async def cut_connections(instance: Instance, rng: random.Random) -> None:
     """All connections to Redis break at once."""
     with sync_client(socket_url(instance.data_dir)) as client:
@@ -150,6 +156,7 @@ FAULTS: dict[str, Harm] = {
     "Redis killed": _signal("redis", signal.SIGKILL),
     "Redis stands still": stop_redis_for_a_while,
     "Redis read-only": refuse_writes,
+    "Redis fails over": fail_over,
     "connections to Redis cut": cut_connections,
     "database away": stop_database_for_a_while,
     "clock an hour back": set_clock_back,
