@@ -18,7 +18,7 @@ def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None
     """The command line with `--config FILE` read, names spelled with hyphens, and `--a.b x` as
     `--a {"b": x}`; the parser's flags without a value may have one (`--flag true`).
 
-    What stands on the command line comes after the file's, so it wins.
+    Flags of the command line come after the file's, so they win.
 
     Raises:
         ConfigError: the file can't be read, or holds no settings; a value that is no true or false.
@@ -28,7 +28,10 @@ def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None
         place = words.index("--")
         return [*expanded(words[:place], parser), *words[place:]]
     rest, files = _without_config(words)
-    found = [*(word for file in files for word in _file_words(file)), *_joined(rest)]
+    # Behind the words that no flag names: the file's last setting may be a list, which takes words.
+    flags = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    given = [word for file in files for word in _file_words(file)]
+    found = [*rest[:flags], *given, *_joined(rest[flags:])]
     return found if parser is None else switched(found, parser)
 
 
@@ -102,7 +105,7 @@ def _file_words(file: str) -> list[str]:
     words: list[str] = []
     for name, value in read.items():
         flag = "--" + name.strip("-").replace("_", "-")
-        if value is None:
+        if value is None or value == []:
             continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")

@@ -210,6 +210,21 @@ def test_a_file_of_settings_comes_before_the_command_line(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("line", [["M", "--x", "1"], ["--x", "1", "M"], ["M"]])
+def test_a_list_in_the_file_takes_no_words_of_the_command_line(
+    tmp_path: Path, line: list[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("none: []\nnames: [a, b]\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--names", nargs="+")
+    parser.add_argument("--none", nargs="+")
+    parser.add_argument("--x")
+    found = parser.parse_args(expanded([*line, "--config", str(file)]))
+    assert (found.model, found.names, found.none) == ("M", ["a", "b"], None)
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "5: 6\n", None])
 def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "settings.yaml"

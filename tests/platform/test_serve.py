@@ -122,6 +122,7 @@ def test_help_and_both_names_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"api_key": ["sk-mine"]}, "An API key has 8 to 62 printable characters."),
         ({"lora_modules": ["a"]}, "--lora-modules takes NAME=PATH"),
         ({"vllm_enable_ssl_refresh": True}, "--enable-ssl-refresh can't be used"),
         ({"vllm_default_chat_template_kwargs": "{}"}, "send chat_template_kwargs with each"),

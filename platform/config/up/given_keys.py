@@ -17,6 +17,12 @@ def given_in_environment() -> list[str]:
     return words("QUIRE_API_KEYS", [])
 
 
+def check_given_keys(keys: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for a key that is too short or too long, before anything starts."""
+    for key in keys:
+        secrets.check_given(key)
+
+
 def ensure_given_keys(keys: Sequence[str]) -> None:
     """Have these keys work for the first tenant; one that is known already stays as it is.
 

@@ -19,7 +19,7 @@ from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways, listen, url_of, use_tls
-from config.up.given_keys import ensure_given_keys, given_in_environment
+from config.up.given_keys import check_given_keys, ensure_given_keys, given_in_environment
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
 from config.up.server_flags import (
@@ -101,6 +101,7 @@ class Command(QuireCommand):
         """Start, prove, tell, run, stop."""
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
+        check_given_keys(options["api_key"] or given_in_environment())
         use_server_flags(options)
         data_dir = make_private(Path(settings.DATA_DIR))
         try:
