@@ -44,8 +44,7 @@ def main() -> int:
     if options.rest:
         files = [file for file in files if file not in kept.by_file]
     if files:
-        end = time.monotonic() + 60 * options.minutes
-        run_all(options.source.resolve(), files, reasons, kept, end)
+        run_all(options.source.resolve(), files, reasons, kept, options.minutes)
     text, unknown = report(kept.results, reasons)
     print(f"\n{text}")
     print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
@@ -59,9 +58,9 @@ def main() -> int:
 
 
 def run_all(
-    source: Path, files: list[str], reasons: Reasons, kept: Kept, end: float = math.inf
+    source: Path, files: list[str], reasons: Reasons, kept: Kept, minutes: float = math.inf
 ) -> None:
-    """Run these files against one product, each with its own model, until the clock's `end`."""
+    """Run these files against one product, each with its own model; begin none after `minutes`."""
     with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
         folder = Path(name)
         build(source, folder / "tree")
@@ -71,6 +70,7 @@ def run_all(
             models = Models(folder / "models")
             # Each file brings its own model, and some of them send no name.
             product.manage("unload_model", product.model, "--wait")
+            end = time.monotonic() + 60 * minutes
             for file in files:
                 if time.monotonic() > end:
                     break
