@@ -1,0 +1,104 @@
+"""What it brings to send a prompt where its beginning is cached, beside replicas chosen at random.
+
+python -m tests.inference.bench.affinity [--replicas 3] [--chats 48] [--rounds 6]
+
+So many chats, each of which begins with 1,000 tokens of its own, are gone on with in turn by 4
+clients, over replicas of the demo model that each hold half of the chats. Shown for either way of
+choosing: prompt tokens found in caches, and the time to the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+
+from tests.inference import live  # noqa: E402
+from tests.inference.bench.two_tenants import Seen, ask, prompt, share  # noqa: E402
+
+DEMO = ROOT / "demo" / "model"
+BEGINNING, QUESTION, ANSWER, CLIENTS, BLOCK = 1000, 30, 8, 4, 16
+#: Of a replica, in parts of what all chats take.
+HELD = 0.5
+#: A gateway that chooses by lot.
+BY_LOT = """
+import django
+django.setup()
+import random
+from inference.engine_client import client
+client.choose = lambda replicas, *_: random.choice([r for r in replicas if r.ready] or [None])
+"""
+
+
+def gateway_command(way: str, port: int) -> list[str]:
+    """A process that serves, and chooses in this way."""
+    python, flag, program, *rest = live.server_command("uvicorn", port)
+    return [python, flag, BY_LOT + program if way == "random" else program, *rest]
+
+
+async def chats(url: str, key: str, args: argparse.Namespace) -> list[Seen]:
+    """Go on with each chat once a round; what was seen after the first."""
+    of: Any = SimpleNamespace(url=url, model="m")
+    rng, seen = random.Random(1), []
+    beginnings = [prompt(rng, BEGINNING) for _ in range(args.chats)]
+    for turn in range(args.rounds):
+        left = rng.sample(beginnings, len(beginnings))
+
+        async def client(left: list[str], *, counts: bool) -> None:
+            while left:
+                found = await ask(of, key, f"{left.pop()} {prompt(rng, QUESTION)}", ANSWER)
+                if found.status != 200:
+                    raise RuntimeError(f"a chat was answered with {found.status}")
+                if counts:
+                    seen.append(found)
+
+        await asyncio.gather(*(client(left, counts=turn > 0) for _ in range(CLIENTS)))
+    return seen
+
+
+def measure(way: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One line."""
+    with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder, ExitStack() as stack:
+        of = stack.enter_context(live.instance(Path(folder)))
+        blocks = round(HELD * args.chats * (BEGINNING + QUESTION + ANSWER) / BLOCK)
+        for number in range(args.replicas):
+            command = [sys.executable, "-m", "engine.serving", "--replica-id", f"r{number}"]
+            command += ["--redis-url", of.redis_url, "--model", str(DEMO)]
+            command += ["--served-model-name", "m", "--num-gpu-blocks-override", str(blocks)]
+            command += ["--block-size", str(BLOCK), "--log-level", "warning"]
+            stack.enter_context(live.process(command, of.environment))
+        port = live.free_port()
+        stack.enter_context(live.process(gateway_command(way, port), of.environment))
+        live.wait_until_healthy(port)
+        time.sleep(8)  # the others are ready too
+        seen = asyncio.run(chats(f"http://127.0.0.1:{port}", of.key, args))
+    tokens = sum(each.usage["prompt_tokens"] for each in seen)
+    cached = sum(each.usage["prompt_tokens_details"]["cached_tokens"] for each in seen)
+    first = [each.first for each in seen]
+    row: dict[str, Any] = {"chosen": way, "requests": len(seen), "cached": cached / tokens}
+    return row | {"first_ms_p50": share(first, 0.5), "first_ms_p99": share(first, 0.99)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--chats", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=6)
+    args = parser.parse_args()
+    for way in ("affinity", "random"):
+        print(json.dumps(measure(way, args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

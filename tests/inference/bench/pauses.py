@@ -1,0 +1,140 @@
+"""How long streams pause when their replica is killed.
+
+python -m tests.inference.bench.pauses [--kills 8] [--streams 4]
+
+`manage.py up` of the demo with one replica, with two, and with one and a spare. While so many
+streams run, the replica that has the most of them is killed; shown is the longest pause of a kill's
+streams (median and most over the kills), and how long a replica took to start meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+
+from config.redis_urls import socket_url  # noqa: E402
+from engine.contract import protocol  # noqa: E402
+from engine.contract.protocol import Heartbeat  # noqa: E402
+from tests.e2e.product import Product, running  # noqa: E402
+
+SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
+TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S = 1900, 0.7, 11.0, 60.0
+
+
+def beats(product: Product) -> list[Heartbeat]:
+    """Of the replicas that are ready."""
+    with redis.Redis.from_url(socket_url(product.data_dir)) as client:
+        names = client.smembers(protocol.replicas_key())
+        found = [client.get(protocol.replica_key(name.decode())) for name in names]
+    told = [protocol.decode_heartbeat(data) for data in found if data]
+    return [beat for beat in told if beat.state == "ready" and Path(f"/proc/{beat.pid}").exists()]
+
+
+async def stream(product: Product, seed: int) -> list[float]:
+    """When each piece of one came."""
+    url = urlsplit(product.url)
+    body = json.dumps(
+        {"model": product.model, "prompt": f"A story, number {seed}:", "max_tokens": TOKENS}
+        | {"stream": True, "ignore_eos": True}
+    ).encode()
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(
+        f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {product.api_key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    times, last = [], b""
+    while data := await reader.read(1 << 16):
+        times.append(time.perf_counter())
+        last = data
+    writer.close()
+    if b"[DONE]" not in last:
+        raise RuntimeError(f"a stream ended with {last[-300:]!r}")
+    return times
+
+
+async def kill(product: Product, rng: random.Random, args: argparse.Namespace) -> float:
+    """Kill one; seconds of the longest pause that followed."""
+    streams = [
+        asyncio.create_task(stream(product, rng.getrandbits(30))) for _ in range(args.streams)
+    ]
+    await asyncio.sleep(BEGUN_S)
+    busiest = max(beats(product), key=lambda beat: beat.stats.num_requests_running)
+    at = time.perf_counter()
+    os.kill(busiest.pid, signal.SIGKILL)
+    found = await asyncio.wait_for(asyncio.gather(*streams), LIMIT_S)
+    return max(
+        after - before
+        for times in found
+        for before, after in itertools.pairwise(times)
+        if after > at
+    )
+
+
+async def whole(product: Product, count: int) -> float:
+    """Seconds until so many are ready."""
+    began = time.perf_counter()
+    while len(beats(product)) < count:
+        await asyncio.sleep(0.02)
+        if time.perf_counter() - began > LIMIT_S:
+            raise RuntimeError("the replica didn't come back")
+    return time.perf_counter() - began
+
+
+async def measure(product: Product, setup: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One line."""
+    rng, count = random.Random(1), len(beats(product))
+    pauses = []
+    for _ in range(args.kills):
+        await asyncio.sleep(HEALTHY_S)  # one that dies earlier waits before it starts again
+        pauses.append(await kill(product, rng, args))
+        await whole(product, count)
+    row: dict[str, Any] = {"replicas": setup, "kills": len(pauses)}
+    row |= {"pause_s_median": round(statistics.median(pauses), 2)}
+    return row | {"pause_s_most": round(max(pauses), 2)}
+
+
+async def start_s(product: Product) -> float:
+    """Seconds from the death of the only replica until another is ready."""
+    await asyncio.sleep(HEALTHY_S)
+    os.kill(beats(product)[0].pid, signal.SIGKILL)
+    return await whole(product, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--streams", type=int, default=4)
+    args = parser.parse_args()
+    for setup, (count, *more) in SETUPS.items():
+        with (
+            tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
+            running(Path(folder), "--replicas", str(count), *map(str, more)) as product,
+        ):
+            row = asyncio.run(measure(product, setup, args))
+            if setup == "one":
+                starts = [asyncio.run(start_s(product)) for _ in range(3)]
+                row["start_s_median"] = round(statistics.median(starts), 2)
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
