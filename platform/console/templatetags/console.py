@@ -47,6 +47,25 @@ def codes(text: str) -> SafeString:
     return format_html_join("", "{}", ((piece,) for piece in pieces))
 
 
+#: What a browser calls itself -> what people call it: those that also claim to be another first.
+BROWSERS = {"Edg": "Edge", "OPR": "Opera", "Firefox": "Firefox", "FxiOS": "Firefox"}
+BROWSERS |= {"HeadlessChrome": "Chrome", "CriOS": "Chrome", "Chrome": "Chrome"}
+BROWSERS |= {"Version": "Safari"}
+SYSTEMS = {"Windows": "Windows", "iPhone": "iPhone", "iPad": "iPad", "Android": "Android"}
+SYSTEMS |= {"Mac OS X": "macOS", "CrOS": "ChromeOS", "Linux": "Linux"}
+
+
+@register.filter
+def browser(agent: str) -> str:
+    """A `User-Agent` for people, such as "Firefox 140 on Windows"; the first words of others."""
+    found = (re.search(rf"\b{name}/(\d+)", agent) for name in BROWSERS)
+    known = next((f"{BROWSERS[each[0].partition('/')[0]]} {each[1]}" for each in found if each), "")
+    system = next((called for name, called in SYSTEMS.items() if name in agent), "")
+    if not known:
+        return agent[:60]
+    return f"{known} on {system}" if system else known
+
+
 @register.filter
 def money(amount: Decimal | str) -> str:
     """An amount for people: to the hundredth, or four digits more where it's a price or small."""

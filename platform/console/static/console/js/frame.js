@@ -19,4 +19,6 @@ document.addEventListener("click", (event) => {
   if (event.target.closest?.(".dialog [data-close]")) event.target.closest("dialog").close();
 });
 
+document.querySelector(".tenant-form select")?.addEventListener("change", (event) => event.target.form.requestSubmit());
+
 document.querySelector(".ways [aria-current]")?.scrollIntoView({ block: "nearest" });
