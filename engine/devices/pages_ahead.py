@@ -105,6 +105,9 @@ def _step_back() -> None:
     And it would hold Python's lock for as long.
     """
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        # Of a process with precedence over others only so much less.
+        nice = min(own + _NICE, max(own, _NICE))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
     except OSError as error:
         log.debug("KV pages are mapped at a normal priority (%s)", error)

@@ -44,7 +44,15 @@ def beats(product: Product) -> list[Heartbeat]:
         names = client.smembers(protocol.replicas_key())
         found = [client.get(protocol.replica_key(name.decode())) for name in names]
     told = [protocol.decode_heartbeat(data) for data in found if data]
-    return [beat for beat in told if beat.state == "ready" and Path(f"/proc/{beat.pid}").exists()]
+    return [beat for beat in told if beat.state == "ready" and lives(beat.pid)]
+
+
+def lives(pid: int) -> bool:
+    """Whether there's such a process, and not only what its parent hasn't looked at yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 async def stream(product: Product, seed: int) -> list[float]:
@@ -115,7 +123,8 @@ async def measure(product: Product, setup: str, args: argparse.Namespace) -> dic
 async def start_s(product: Product) -> float:
     """Seconds from the death of the only replica until another is ready."""
     await asyncio.sleep(HEALTHY_S)
-    os.kill(beats(product)[0].pid, signal.SIGKILL)
+    pid = beats(product)[0].pid
+    os.kill(pid, signal.SIGKILL)
     return await whole(product, 1)
 
 
