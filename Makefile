@@ -86,10 +86,14 @@ $(VENV)/.installed-clients: pyproject.toml $(CLIENTS)/constraints.txt $(CLIENTS)
 	@touch $@
 
 # Clients that are large to install, for the slow tests alone.
-$(VENV)/.installed-more-clients: pyproject.toml $(CLIENTS)/more-constraints.txt | $(BIN)/python
+$(VENV)/.installed-more-clients: pyproject.toml $(CLIENTS)/more-constraints.txt \
+  $(CLIENTS)/proxy-constraints.txt | $(BIN)/python
 	$(PYTHON) -m venv $(VENV)/more-clients
 	$(VENV)/more-clients/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
 	  -c $(CLIENTS)/more-constraints.txt $$($(BIN)/python deploy/requirements.py --alone more-clients)
+	$(PYTHON) -m venv $(VENV)/proxy
+	$(VENV)/proxy/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
+	  -c $(CLIENTS)/proxy-constraints.txt $$($(BIN)/python deploy/requirements.py --alone proxy)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

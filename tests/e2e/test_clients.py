@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.product import ROOT, Product
+from tests.engine.pooling.minilm import minilm_folder
 from tests.services import missing
 
 PROGRAMS = ROOT / "tests" / "clients"
@@ -27,12 +28,19 @@ MORE_PYTHON = Path(
     os.environ.get("QUIRE_MORE_CLIENTS_PYTHON")
     or Path(sys.prefix) / "more-clients" / "bin" / "python"
 )
+PROXY_PYTHON = Path(
+    os.environ.get("QUIRE_PROXY_PYTHON") or Path(sys.prefix) / "proxy" / "bin" / "python"
+)
 NODE_MODULES = PROGRAMS / "node" / "node_modules"
 
 
-def run(product: Product, *command: str) -> dict[str, Any]:
-    """What a program prints."""
-    facts = {"BASE_URL": product.base_url, "API_KEY": product.api_key, "MODEL": product.model}
+def run(product: Product, *command: str, timeout: float = 120, **more: str) -> dict[str, Any]:
+    """What a program prints. `more`: further facts."""
+    facts = more | {
+        "BASE_URL": product.base_url,
+        "API_KEY": product.api_key,
+        "MODEL": product.model,
+    }
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
         command,
@@ -40,7 +48,7 @@ def run(product: Product, *command: str) -> dict[str, Any]:
         env=os.environ | facts | quiet,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -104,6 +112,25 @@ def test_llama_index(product: Product) -> None:
     assert said["streamed"] == said["completed"] == said["whole"]
     assert said["calls"] == ["get_weather"]
     assert said["structured"] == ["capital", "country"]
+
+
+@pytest.mark.slow
+def test_litellms_proxy_in_front(product: Product) -> None:
+    if not PROXY_PYTHON.exists():
+        missing(f"LiteLLM's proxy isn't in {PROXY_PYTHON} (make test-slow installs it)")
+    folder = str(minilm_folder())
+    product.manage("load_model", folder, "--name", "behind", "--wait", timeout=300)
+    program = str(PROGRAMS / "litellm_proxy_client.py")
+    said = run(product, str(PROXY_PYTHON), program, timeout=400, EMBEDDER="behind")
+    product.manage("unload_model", "behind", "--wait")
+    assert said["models"] == ["guide", "plain", "vectors"]
+    for name in ("guide", "plain"):
+        assert "Paris" in said[name]
+        assert said[f"{name}_streamed"] == said[name]
+        assert said[f"{name}_tokens"][0] > 0
+    assert said["calls"] == [["get_weather", ["city"]]]
+    assert said["vectors"] == [384, 384]
+    assert "temperature must be in [0, 100]" in said["refused"]
 
 
 def test_openai_for_node(product: Product) -> None:
