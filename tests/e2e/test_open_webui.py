@@ -1,7 +1,8 @@
 """What Open WebUI's backend asks of an OpenAI connection, call by call, on the running product.
 
 Its package is too heavy to install for this; these are its requests: the check of a connection and
-the list of models, a chat as it streams it, and the small tasks beside it (a title, follow-ups).
+the list of models, a chat as it streams it, the small tasks beside it (a title, follow-ups), and
+the vectors of its knowledge bases.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FORWARDED = {
     "X-OpenWebUI-User-Role": "user",
     "X-OpenWebUI-Chat-Id": "0b0f7f1c-5d0e-4f7f-8f0e-2d1c9d1f6f10",
 }
-ASK = {"role": "user", "content": "What is the capital of France?"}
+TEXT = {"type": "text", "text": "What is the capital of France?"}
 
 
 @pytest.fixture
@@ -50,7 +51,12 @@ def test_a_chat_as_it_streams_it(web: httpx.Client, product: Product) -> None:
     body: dict[str, Any] = {
         "stream": True,
         "model": product.model,
-        "messages": [{"role": "system", "content": "Be brief."}, ASK],
+        # The last message is marked for caches, and an effort comes in an object of its own.
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{**TEXT, "cache_control": {"type": "ephemeral"}}]},
+        ],
+        "reasoning": {"effort": "low"},
         "stream_options": {"include_usage": True},
         "tools": [tool],
         "temperature": 0,
@@ -58,6 +64,7 @@ def test_a_chat_as_it_streams_it(web: httpx.Client, product: Product) -> None:
     told, usage = "", None
     with web.stream("POST", "/chat/completions", json=body) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.headers["x-quire-ignored-fields"] == "reasoning"
         lines = [line for line in reply.iter_lines() if line.startswith("data:")]
     assert lines.pop().removeprefix("data:").strip() == "[DONE]"
     for line in lines:
@@ -81,3 +88,16 @@ def test_the_tasks_beside_a_chat(web: httpx.Client, product: Product) -> None:
     reply = web.post("/chat/completions", json=task)
     assert reply.status_code == 200
     assert isinstance(reply.json()["choices"][0]["message"]["content"], str)
+
+
+def test_the_vectors_of_a_knowledge_base(web: httpx.Client, product: Product) -> None:
+    from tests.engine.pooling.minilm import minilm_folder
+
+    name = "knowledge"
+    product.manage("load_model", str(minilm_folder()), "--name", name, "--wait", timeout=180)
+    # With RAG_EMBEDDING_PREFIX_FIELD_NAME each of them says what the texts are.
+    texts = ["Paris is the capital of France.", "A cat sleeps."]
+    body = {"input": texts, "model": name, "prefix": "passage: "}
+    reply = web.post("/embeddings", json=body).json()
+    assert [len(each["embedding"]) for each in reply["data"]] == [384, 384]
+    product.manage("unload_model", name, "--wait")
