@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.activations import ACTIVATIONS, GatedKernels, gated_activation
 from kernels.layers import ExpertLayers, LinearLayer, MixtureOfExperts
 from kernels.lora import ExpertUse, LoraUse
+from kernels.lora_slots import MixtureRows
 
 #: What a sum of weights is at least; a softmax's is far above.
 LEAST = 1e-20
@@ -70,8 +71,14 @@ class ExpertsOneByOne(MixtureOfExperts):
 
     def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
         """See `MixtureOfExperts.adapted`."""
+        return self._run(x, _Adapted(self._ops, self._linears, uses))
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """See `MixtureOfExperts.slotted`."""
+        return self._run(x, _Slotted(self._linears, rows, rows.owners(len(x))))
+
+    def _run(self, x: Tensor, layers: _Adapted | _Slotted) -> Tensor:
         experts, every = self._experts, torch.arange(len(x), device=x.device)
-        layers = _Adapted(self._ops, self._linears, uses)
         weights, chosen = route(experts, layers("router", x, every))
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
@@ -107,7 +114,7 @@ class ExpertsOneByOne(MixtureOfExperts):
         bias = experts.choice_bias
         return found if bias is None else {**found, "choice_bias": bias}
 
-    def _shared(self, x: Tensor, every: Tensor, layers: _Adapted) -> Tensor:
+    def _shared(self, x: Tensor, every: Tensor, layers: _Adapted | _Slotted) -> Tensor:
         """What the expert of all tokens says, or zeros."""
         experts = self._experts
         if experts.shared_gate_up is None or experts.shared_down is None:
@@ -136,6 +143,26 @@ class _Adapted:
         ]
         if found := [use for use in own if len(use[1])]:
             self._ops.add_lora(y, x, found)
+        return y
+
+
+class _Slotted:
+    """The same for adapters that have slots."""
+
+    def __init__(
+        self, layers: Mapping[str, LinearLayer], rows: MixtureRows, owners: Tensor
+    ) -> None:
+        self._layers, self._rows, self._owners = layers, rows, owners
+
+    def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
+        """See `_Adapted`."""
+        y = self._layers[slot](x)
+        kind, _, expert = slot.partition(".")
+        if expert:
+            place, owners = self._rows.place(kind), self._owners[tokens]
+            self._rows.slots.add_expert(place, int(expert), y, x, owners)
+        else:
+            self._rows.add(slot, y, x)
         return y
 
 

@@ -40,7 +40,7 @@ from kernels.lora import (
     PlannedLora,
     TorchLora,
 )
-from kernels.lora_slots import LoraSlots, Place
+from kernels.lora_slots import LoraSlots, MixtureRows, Place
 from kernels.packing import LinearMaker
 
 __all__ = [
@@ -153,12 +153,18 @@ class KernelSet(LinearMaker):
             lora.add(y, x, rows)
 
     def lora_slots(
-        self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype
+        self,
+        places: Mapping[Place, int],
+        most: int,
+        most_rank: int,
+        dtype: torch.dtype,
+        experts: int = 0,
     ) -> LoraSlots | None:
         """Slots for adapters in steps that are recorded; None: these kernels have none.
 
         `places`: the linear layers that adapters may change, and how many parts each has at most;
-        `most` adapters at once, each part of at most `most_rank`, for rows of `dtype`.
+        `most` adapters at once, each part of at most `most_rank`, for rows of `dtype`. A mixture
+        has so many `experts`.
         """
         return None
 
@@ -248,11 +254,13 @@ class KernelSet(LinearMaker):
         activation: str = "silu",
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
+        lora: MixtureRows | None = None,
     ) -> Tensor:
         """[T, H]: each token's experts, weighted and added up.
 
         x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights and ids as `route` gives them;
         biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
+        `lora`: what rows' adapters add.
         """
         raise NotImplementedError(f"{self.name} kernels fuse no experts")
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.attention.args import BlockSparse
 from kernels.lora import ExpertUse, LayerLoras, LoraTable, TableUse
+from kernels.lora_slots import MixtureRows
 
 if TYPE_CHECKING:
     from kernels.steps import CompiledStep, StepEnds, StepTables
@@ -172,6 +173,15 @@ class MixtureOfExperts(ABC):
     def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
         """The same, with what rows' adapters add to its linear layers; there must be `layers`."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """The same for adapters that have slots."""
+        raise NotImplementedError(f"{type(self).__name__} takes no adapters")
+
+    def of_all_rows(self) -> dict[str, LinearLayer]:
+        """The layers that every row goes through, by the slots that adapters name."""
+        every = {} if self.layers is None else self.layers.linears()
+        return {slot: layer for slot, layer in every.items() if "." not in slot}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that it is made of, by name; none where its memory isn't torch's."""

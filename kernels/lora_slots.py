@@ -7,10 +7,12 @@ follows from the number of rows alone, so that a graph replays any mixture of ad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernels.lora import EmbeddingWeights, LayerLoras, LoraTable, LoraWeights, PackedLora
@@ -39,6 +41,36 @@ class LoraRows:
     def tile(self) -> int:
         """Rows of a tile."""
         return len(self.order) // len(self.owners)
+
+    def moved(self, places: Tensor) -> LoraRows:
+        """With row i at places[i], int64."""
+        there = self.order.clamp(min=0).long()
+        moved = torch.where(self.order < 0, -1, places[there].to(torch.int32))
+        return replace(self, order=moved)
+
+
+#: What adapters do to experts, each of whose rows has an expert of its own.
+EXPERTS = {"up": "experts.up", "down": "experts.down"}
+
+
+class RowGroups(Protocol):
+    """Rows sorted by expert, in tiles that each have one.
+
+    Attributes:
+        order: int32 [tiles * tile]: rows; `rows` where there is none.
+        group: int32 [tiles]: each tile's expert, -1 for tiles that aren't needed.
+        rows: how many there are.
+        tile: rows of a tile.
+    """
+
+    @property
+    def order(self) -> Tensor: ...
+    @property
+    def group(self) -> Tensor: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
 
 
 class SlotTable(LoraTable):
@@ -96,6 +128,24 @@ class LoraSlots(ABC):
         `layer`: the number that the model's ends have.
         """
 
+    @abstractmethod
+    def owners(self, rows: LoraRows, count: int) -> Tensor:
+        """int32 [count]: the slot of each of a step's rows, -1 for none; waits for nothing."""
+
+    @abstractmethod
+    def add_experts(
+        self, place: Place, y: Tensor, x: Tensor, owners: Tensor, groups: RowGroups, shared: int = 1
+    ) -> None:
+        """Change y [R, N], what experts made of rows, R of them in `groups`; waits for nothing.
+
+        Row i is that of x [R / shared, K] at i // shared, whose slots are `owners`. `place` is a
+        layer and one of `EXPERTS`.
+        """
+
+    @abstractmethod
+    def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
+        """The same for rows that all have one expert."""
+
     def most_tiles(self, rows: int) -> int:
         """Tiles that so many rows may need, whatever their adapters are."""
         return min(rows, -(-rows // self.tile(rows)) + self.most - 1)
@@ -123,3 +173,45 @@ class LoraSlots(ABC):
             owners[first : first + count] = slot
             first += count
         return [order, owners, np.array([first], dtype=np.int32)]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureRows:
+    """A step's rows at a mixture of experts, by the slots of their adapters.
+
+    Attributes:
+        slots: the adapters.
+        layer: the mixture's layer.
+        rows: the step's.
+    """
+
+    slots: LoraSlots
+    layer: int
+    rows: LoraRows
+
+    def add(self, slot: str, y: Tensor, x: Tensor) -> None:
+        """Change y, what a layer that every row goes through made of x."""
+        self.slots.add((self.layer, slot), y, x, self.rows)
+
+    def owners(self, count: int) -> Tensor:
+        """See `LoraSlots.owners`."""
+        return self.slots.owners(self.rows, count)
+
+    def place(self, kind: str) -> Place:
+        """Of the experts' layers "up" or "down"."""
+        return self.layer, EXPERTS[kind]
+
+
+class AllRows:
+    """The layers of a mixture that every row goes through."""
+
+    def __init__(self, lora: MixtureRows | None) -> None:
+        """`lora`: None: nobody goes through an adapter."""
+        self._lora = lora
+
+    def __call__(self, slot: str, layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What one makes of x, and what adapters add."""
+        y = layer(x)
+        if self._lora is not None:
+            self._lora.add(slot, y, x)
+        return y

@@ -19,12 +19,13 @@ from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
 from engine.devices.host_memory import GIB, num_cpu_blocks
 from engine.model_loader.loader import LoadedModel
-from engine.models.adapted_linears import make_slots
+from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.inputs import stage
+from engine.worker.cuda.inputs import Staged, stage_all
 from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
@@ -86,16 +87,13 @@ class CudaDevice(Device):
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
         """See `Device`: graphs are recorded with the adapters' table, so it is made before."""
-        if not self.config.enable_lora or not isinstance(loaded.model, NativeDecoder):
-            return ""
-        if loaded.pooler is not None:
-            return "Adapters of pooling models aren't supported on a GPU."
         model = loaded.model
+        if not self.config.enable_lora or not isinstance(model, NativeDecoder | NativeEncoder):
+            return ""
         if self._slots is None:
             # One that was driven out has its slot until the steps that it was in are over.
             most = self.most_adapters + self.config.max_num_seqs
-            rank, dtype = self.most_adapter_rank, model.weight_dtype
-            self._slots = make_slots(model.ops, model.weights, most, rank, dtype)
+            self._slots = model.make_lora_slots(most, self.most_adapter_rank)
         if self._slots is None:
             return f"Adapters aren't supported by the kernels {self.kernels.name} on a GPU."
         model.use_lora_slots(self._slots)
@@ -178,9 +176,12 @@ class CudaDevice(Device):
         """See `Device`."""
         loaded, batch, device = parts.loaded, parts.batch, self.torch_device
         if loaded.pooler is not None:
-            return PoolingRunner(
-                loaded.model, batch, loaded.pooler, lambda ids, context: stage(ids, context, device)
-            )
+            slots = self._slots
+
+            def staged(ids: Tensor, context: AttentionContext) -> Staged:
+                return stage_all(ids, context, device, slots)
+
+            return PoolingRunner(loaded.model, batch, loaded.pooler, staged)
         compiled = is_on("sampling") and self.kernels.name != "reference"
         sampler = Sampler(loaded.eos_token_ids, self.kernels if compiled else None)
         model = cast(DeviceModel, loaded.model)

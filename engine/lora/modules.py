@@ -10,9 +10,9 @@ from engine.models.description import (
     ExpertsDescription,
     LayerDescription,
     LinearDescription,
-    LinearPart,
     MlpDescription,
     ModelDescription,
+    experts_of,
 )
 from engine.models.encoders.build import encoder_linears
 from engine.models.encoders.spec import EncoderSpec
@@ -160,7 +160,7 @@ def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription
             yield "shared_gate", layer.mlp.shared_gate
         if layer.mlp.shared is not None:
             yield from _mlp("shared_", layer.mlp.shared)
-        yield from _experts(layer.mlp)
+        yield from experts_of(layer.mlp)
     else:
         yield from _mlp("", layer.mlp)
     if layer.residual_mlp is not None:
@@ -170,20 +170,6 @@ def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription
 def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, LinearDescription]]:
     yield f"{prefix}up", mlp.up
     yield f"{prefix}down", mlp.down
-
-
-def _experts(experts: ExpertsDescription) -> Iterator[tuple[str, LinearDescription]]:
-    """Each expert's, by names of its own whichever way a checkpoint keeps them."""
-    moe, hidden = experts.moe, experts.router.columns
-    gate, up, down = moe.expert_names
-    for index in range(moe.num_experts):
-        at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
-        both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
-        yield f"up.{index}", LinearDescription(parts=both, columns=hidden)
-        yield (
-            f"down.{index}",
-            LinearDescription(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
-        )
 
 
 def _stacks(description: ModelDescription) -> Iterator[tuple[str, Stack]]:

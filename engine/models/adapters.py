@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import KernelSet, LinearLayer
 from kernels.interface import MixtureOfExperts
 from kernels.lora import ExpertUse, LoraTable, LoraUse, PackedLora, TableUse
-from kernels.lora_slots import HEAD, LoraRows, LoraSlots, SlotTable
+from kernels.lora_slots import HEAD, LoraRows, LoraSlots, MixtureRows, SlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,10 @@ class AdaptedExperts(MixtureOfExperts):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        adapters = self._step.adapters
+        step = self._step
+        if step.slots is not None and step.rows is not None:
+            return self._experts.slotted(x, MixtureRows(step.slots, self._layer, step.rows))
+        adapters = step.adapters
         uses = [] if adapters is None else adapters.of_experts(self._layer, self._slots)
         return self._experts.adapted(x, uses) if uses else self._experts(x)
 

@@ -14,13 +14,20 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
-from engine.models.adapted_linears import expert_linears, linears_of
+from engine.models.adapted_linears import (
+    expert_linears,
+    linears_of,
+    make_slots,
+    slot_places,
+    stacked_linears,
+)
 from engine.models.adapters import CurrentStep, DeviceHeads, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
 from engine.models.decoder_layers import Layer
 from engine.models.describe import describe
+from engine.models.description import ExpertsDescription, experts_of
 from engine.models.experts import Weights
 from engine.models.layer_loader import LayerLoader
 from engine.models.layer_weights import LayerWeights, named_tensors
@@ -193,17 +200,26 @@ class NativeDecoder:
     def linears(self, layer: int) -> dict[str, LinearLayer]:
         """A layer's linear layers that adapters may change, by their slots."""
         weights = self.weights[layer]
+        if self.lora_slots is None:
+            return linears_of(weights) | expert_linears(weights)
         # A device whose steps are recorded runs experts all at once.
-        experts = {} if self.lora_slots is not None else expert_linears(weights)
-        return linears_of(weights) | experts
+        mlp = self.description.layers[layer].mlp
+        experts = dict(experts_of(mlp)) if isinstance(mlp, ExpertsDescription) else {}
+        return linears_of(weights) | stacked_linears(weights, experts)
 
     @property
     def lora_slots(self) -> LoraSlots | None:
         """Where adapters are on a device whose steps are recorded; None: they have no slots."""
         return self._step.slots
 
+    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
+        """Slots for so many adapters of up to that rank; None: the kernels have none."""
+        places = [slot_places(weights) for weights in self.weights]
+        experts = 0 if self.spec.moe is None else self.spec.moe.num_experts
+        return make_slots(self.ops, places, most, most_rank, self.weight_dtype, experts)
+
     def use_lora_slots(self, slots: LoraSlots | None) -> None:
-        """Have adapters there, see `make_slots`."""
+        """Have adapters there, see `make_lora_slots`."""
         self._step.slots = slots
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:

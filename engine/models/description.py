@@ -195,3 +195,17 @@ class ModelDescription:
     embedding_norm: NormDescription
     layers: tuple[LayerDescription, ...]
     final_norm: NormDescription
+
+
+def experts_of(experts: ExpertsDescription) -> Iterator[tuple[str, LinearDescription]]:
+    """Each expert's, by names of its own whichever way a checkpoint keeps them."""
+    moe, hidden = experts.moe, experts.router.columns
+    gate, up, down = moe.expert_names
+    for index in range(moe.num_experts):
+        at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
+        both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
+        yield f"up.{index}", LinearDescription(parts=both, columns=hidden)
+        yield (
+            f"down.{index}",
+            LinearDescription(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
+        )

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from engine.models.experts import ExpertWeights
 from engine.models.layer_weights import MlpWeights
-from engine.models.norms import mlp_of
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels import KernelSet, LinearLayer
-from kernels.interface import MixtureOfExperts
+from kernels.activations import gated_activation
+from kernels.interface import ActivationSpec, MixtureOfExperts
+from kernels.lora_slots import AllRows, MixtureRows
 
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -76,7 +77,8 @@ class FusedExperts(MixtureOfExperts):
             raise ValueError("a mixture of no experts")
         self._up, self._down = up, down
         self._ops, self._router, self._moe = ops, router, moe
-        self._shared = None if shared is None else mlp_of(ops, shared)
+        self._shared = shared
+        self._act = gated_activation(ops, ActivationSpec(activation))
         self._shared_gate = shared_gate
         self._linears = {"router": router}
         if shared is not None:
@@ -101,11 +103,22 @@ class FusedExperts(MixtureOfExperts):
             found |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
         return found
 
+    def of_all_rows(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.of_all_rows`."""
+        return {slot.replace(".", "_"): layer for slot, layer in self._linears.items()}
+
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        moe = self._moe
+        return self._run(x, None)
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """See `MixtureOfExperts.slotted`."""
+        return self._run(x, rows)
+
+    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
+        moe, every = self._moe, AllRows(lora)
         weights, ids = self._ops.route(
-            self._router(x),
+            every("router", self._router, x),
             moe.top_k,
             softmax_first=moe.softmax_first,
             renormalize=moe.renormalize,
@@ -119,8 +132,12 @@ class FusedExperts(MixtureOfExperts):
             activation=self._activation,
             gate_up_bias=self._up_bias,
             down_bias=self._down_bias,
+            lora=lora,
         )
-        if self._shared is None:
+        shared, gate = self._shared, self._shared_gate
+        if shared is None:
             return out
-        said, gate = self._shared(x), self._shared_gate
-        return out.add_(said if gate is None else torch.sigmoid(gate(x)) * said)
+        said = every("shared_down", shared.down, self._act(every("shared_up", shared.up, x)))
+        if gate is not None:
+            said = torch.sigmoid(every("shared_gate", gate, x)) * said
+        return out.add_(said)

@@ -15,9 +15,11 @@ from torch import Tensor
 from kernels.attention.args import AttentionArgs
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
 from kernels.logits import PenalisedRows, TokenTable
-from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, LoraRows
+from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, EXPERTS, LoraRows, MixtureRows
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
+from kernels.triton.grouped.experts import AddedToExperts
+from kernels.triton.grouped.gemm import tile_rows
 from kernels.triton.invariant import InvariantLinear
 from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
@@ -158,6 +160,18 @@ def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
     slots.embed(1, empty(rows, 4096), empty(rows, dtype=torch.int64), there)
 
 
+def adapted_experts(tokens: int) -> None:
+    """LoRA of rank 16 of both products of 128 experts, 8 of them a token, with 8 adapters."""
+    places = {(0, EXPERTS["up"]): 2, (0, EXPERTS["down"]): 1}
+    slots = TritonLoraSlots(places, 8, 16, BF16, torch.device("meta"), experts=128)
+    tiles, rows = slots.most_tiles(tokens), 8 * tokens
+    there = LoraRows(ints(tiles * slots.tile(tokens)), ints(tiles), ints(1))
+    groups = grouped.align(ints(rows), 128, tile_rows(rows, 128))
+    adding = AddedToExperts(MixtureRows(slots, 0, there), groups, tokens, 8)
+    adding.up(empty(rows, 1536, dtype=BF16), empty(tokens, 2048, dtype=BF16))
+    adding.down(empty(rows, 2048), empty(rows, 768, dtype=BF16))
+
+
 def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
     """A layer [6144, 4096] in few bits."""
     layer = quantised_linear([empty(6144, 4096)], empty(6144), quantization, GROUPS[quantization])
@@ -226,6 +240,8 @@ CASES: dict[str, Case] = {
     "lora bf16, decode": lambda: adapters(64),
     "lora bf16, prefill": lambda: adapters(4096),
     "lora f32": lambda: adapters(64, F32),
+    "lora of experts bf16, decode": lambda: adapted_experts(64),
+    "lora of experts bf16, prefill": lambda: adapted_experts(4096),
     "int8 product, decode": lambda: product("int8", 16),
     "int8 product, 64 rows": lambda: product("int8", 64),
     "int8 product, prefill": lambda: product("int8", 4096),
@@ -249,6 +265,7 @@ CORE = (
     "sampling",
     "experts bf16, decode",
     "lora bf16, decode",
+    "lora of experts bf16, decode",
     "int8 product, decode",
     "int4 product, decode",
     "int4 product, 64 rows",

@@ -146,11 +146,18 @@ class TritonKernels(KernelSet):
         return super().compile_experts(experts) if fused is None else fused
 
     def lora_slots(
-        self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype
+        self,
+        places: Mapping[Place, int],
+        most: int,
+        most_rank: int,
+        dtype: torch.dtype,
+        experts: int = 0,
     ) -> LoraSlots:
         """See `KernelSet.lora_slots`."""
         alike = self.batch_invariant
-        return TritonLoraSlots(places, most, most_rank, dtype, self.device, alike=alike)
+        return TritonLoraSlots(
+            places, most, most_rank, dtype, self.device, alike=alike, experts=experts
+        )
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)

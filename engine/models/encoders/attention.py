@@ -25,7 +25,7 @@ class Sequences:
     """
 
     def __init__(self, query_start_loc: Tensor, device: torch.device) -> None:
-        starts = query_start_loc.tolist()
+        self._device, starts = device, query_start_loc.tolist()
         by_length: dict[int, list[int]] = {}
         for start, end in pairwise(starts):
             by_length.setdefault(end - start, []).append(start)
@@ -44,7 +44,7 @@ class Sequences:
 
     def places(self, count: int) -> Tensor:
         """int64 [count]: where each of the step's tokens stands among the sorted ones."""
-        return self.restored(torch.arange(count))
+        return self.restored(torch.arange(count, device=self._device))
 
     def restored(self, values: Tensor) -> Tensor:
         """What was sorted, in the step's order again."""

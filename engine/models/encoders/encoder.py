@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout
+from engine.models.adapted_linears import make_slots
 from engine.models.adapters import CurrentStep, StepAdapters
 from engine.models.context import AttentionContext
 from engine.models.encoders.attention import Sequences
@@ -80,12 +81,23 @@ class NativeEncoder:
         """A layer's linear layers that adapters may change, by their slots."""
         return self._linears[layer]
 
-    #: Encoders run on the host.
-    lora_slots: LoraSlots | None = None
+    @property
+    def lora_slots(self) -> LoraSlots | None:
+        """Where adapters are on a GPU; None: they have no slots."""
+        return self._step.slots
+
+    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
+        """Slots for so many adapters of up to that rank; None: the kernels have none."""
+        places = [list(layer) for layer in self._linears]
+        return make_slots(self.ops, places, most, most_rank, self.weight_dtype)
+
+    def use_lora_slots(self, slots: LoraSlots | None) -> None:
+        """Have adapters there, see `make_lora_slots`."""
+        self._step.slots = slots
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """None: layers run one by one."""
-        return None
+        """An adapter's slot; None on a host, whose layers run one by one."""
+        return None if self.lora_slots is None else self.lora_slots.put(layers)
 
     @property
     def decode_bytes(self) -> int:
@@ -120,13 +132,15 @@ class NativeEncoder:
         types = None if token_types is None else sequences.sorted(token_types)
         if (adapters := context.adapters) is not None:
             adapters = adapters.moved(sequences.places(len(token_ids)))
+        if (rows := context.lora_rows) is not None:
+            rows = rows.moved(sequences.places(len(token_ids)))
+        self._step.adapters, self._step.rows = adapters, rows
         x = self._embed(sequences.sorted(token_ids), positions, types, adapters)
-        self._step.adapters = adapters
         try:
             for layer in self.layers:
                 x = layer(x, positions, sequences)
         finally:
-            self._step.adapters = None
+            self._step.adapters = self._step.rows = None
         return sequences.restored(self._final_norm(x)).float()
 
     def _embed(
@@ -140,6 +154,8 @@ class NativeEncoder:
         for adapter, rows in () if adapters is None else adapters.groups:
             if adapter.embedding is not None:
                 adapter.embedding.change(self.ops, x, token_ids, rows)
+        if self._step.slots is not None and self._step.rows is not None:
+            self._step.slots.embed(self.spec.num_layers, x, token_ids, self._step.rows)
         if self._token_types is not None:
             types = self._token_types
             x.add_(types[0] if token_types is None or len(types) == 1 else types[token_types])

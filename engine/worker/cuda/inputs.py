@@ -125,6 +125,16 @@ def stage(
     return Staged(ids, own[0], whole[0], also)
 
 
+def stage_all(
+    token_ids: Tensor, context: AttentionContext, device: torch.device, slots: LoraSlots | None
+) -> Staged:
+    """The same where there is no graph; `slots`: of the model's adapters."""
+    lora: list[np.ndarray] = []
+    if slots is not None and context.adapters is not None:
+        lora = slots.sort(context.adapters.slots(), len(token_ids), padded=False)
+    return stage(token_ids, context, device, lora=lora)
+
+
 def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
     """A vector of the host, lengthened."""
     array = tensor.numpy()

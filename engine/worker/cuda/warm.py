@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +37,12 @@ def warm_up_kernels(
     most = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
     inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device, slots)
-    for descriptor in _batches(token_budget, most, query_len(config), slots is not None):
+    adapted: list[int] = []
+    if slots is not None:
+        # Adapters of experts have the tiles of these, which go by the number of rows.
+        mixture = any(layer.experts is not None for layer in model.weights)
+        adapted = _by_twos(token_budget) if mixture else [1, token_budget]
+    for descriptor in _batches(token_budget, most, query_len(config), adapted):
         token_ids, context = inputs.rehearse(descriptor)
         # A table leads to the first block alone.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
@@ -55,12 +60,14 @@ def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraRows:
     return LoraRows(*sent)
 
 
-def _batches(token_budget: int, most: int, length: int, adapted: bool) -> Iterator[BatchDescriptor]:
+def _batches(
+    token_budget: int, most: int, length: int, adapted: Sequence[int]
+) -> Iterator[BatchDescriptor]:
     """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens.
 
     Where drafts are checked, `length` tokens a sequence at most, some have fewer of them than
-    others: decodes of 1, 2, 4 ... `length` tokens. `adapted`: the largest and the smallest batch
-    go through adapters too.
+    others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens go through adapters
+    too.
     """
     for size in _by_twos(most):
         for each in _by_twos(length):
@@ -68,9 +75,8 @@ def _batches(token_budget: int, most: int, length: int, adapted: bool) -> Iterat
                 yield BatchDescriptor(size * each, size, True)
     for size in _by_twos(token_budget)[1:]:
         yield BatchDescriptor(size, 1, False)
-    if adapted:
-        yield BatchDescriptor(1, 1, True, True)
-        yield BatchDescriptor(token_budget, 1, False, True)
+    for size in adapted:
+        yield BatchDescriptor(size, 1, size == 1, True)
 
 
 def _by_twos(most: int) -> list[int]:

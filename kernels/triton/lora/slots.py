@@ -12,9 +12,19 @@ from torch import Tensor
 
 from kernels.checks import describe
 from kernels.lora import EmbeddingWeights, LayerLoras, LoraWeights, PackedLora
-from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, LoraRows, LoraSlots, Place, SlotTable
+from kernels.lora_slots import (
+    EMBEDDING,
+    EMBEDDING_ROWS,
+    EXPERTS,
+    LoraRows,
+    LoraSlots,
+    Place,
+    RowGroups,
+    SlotTable,
+)
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.lora.embedding import TritonEmbeddingRanks, TritonEmbeddingRows, embed_kernel
+from kernels.triton.lora.experts import add_experts, one_group, owners_of
 from kernels.triton.lora.kernel import COLUMN_BLOCK, FIELDS, RANKS, expand_kernel, shrink_kernel
 from kernels.triton.lora.pack import TritonLora, padded_rank
 
@@ -35,14 +45,15 @@ class TritonLoraSlots(LoraSlots):
         most_rank: of a part.
         dtype: of the rows, and of adapters' matrices.
         alike: give a row the same bits in a step of any size.
+        experts: of each mixture.
     """
 
     def __init__(
         self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype,
-        device: torch.device, *, alike: bool = False,
+        device: torch.device, *, alike: bool = False, experts: int = 0,
     ) -> None:  # fmt: skip
         self.most, self._most_rank, self._dtype, self._device = most, most_rank, dtype, device
-        self._alike = alike
+        self._alike, self._experts = alike, experts
         self._index = {place: index for index, place in enumerate(places)}
         self._widths = [parts * padded_rank(most_rank) for parts in places.values()]
         shape = (len(places), most, FIELDS)
@@ -78,21 +89,39 @@ class TritonLoraSlots(LoraSlots):
     def put(self, layers: LayerLoras) -> SlotTable:
         """See `LoraSlots.put`."""
         entries = torch.zeros(len(self._index), FIELDS, dtype=torch.int64)
+        #: Of places whose rows have an expert each: what `entries` point to.
+        mixtures: dict[int, Tensor] = {}
         for number, layer in enumerate(layers):
             for slot, lora in layer.items():
-                at = self._index.get((number, slot))
+                kind, _, expert = slot.partition(".")
+                at = self._index.get((number, EXPERTS[kind] if expert else slot))
                 if at is None or not isinstance(lora, _KINDS) or lora.rank > self._widths[at]:
                     raise ValueError(f"layer {number} has no adapters of {slot} like this")
-                entries[at] = torch.tensor(lora.entry())
+                if not expert:
+                    entries[at] = torch.tensor(lora.entry())
+                    continue
+                if at not in mixtures:
+                    shape = (self._experts, FIELDS)
+                    mixtures[at] = torch.zeros(shape, dtype=torch.int64)
+                mixtures[at][int(expert)] = torch.tensor(lora.entry())
+        held = [layers, *(self._point(entries[at], own) for at, own in mixtures.items())]
         with self._lock:
             if not self._free:
                 raise ValueError(f"all {self.most} slots of adapters are taken")
             free = self._free.pop()
         # Behind the steps that were launched before, which may read what the slot had.
         self.table[:, free].copy_(entries.to(self._device))
-        table = SlotTable(free, layers)
+        table = SlotTable(free, held)
         weakref.finalize(table, self._free.append, free)
         return table
+
+    def _point(self, entry: Tensor, experts: Tensor) -> Tensor:
+        """Have a place's entry lead to those of its experts; what must be kept."""
+        if experts[:, 5:7].any():
+            raise ValueError("experts have adapters of matrices alone")
+        there = experts.to(self._device)
+        entry[0], entry[FIELDS - 1] = there.data_ptr(), 1
+        return there
 
     def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
         """See `LoraSlots.add`."""
@@ -143,3 +172,25 @@ class TritonLoraSlots(LoraSlots):
             PRECISION="tf32x3" if wide else "tf32",
             UPCAST=INTERPRETED and self._dtype == torch.bfloat16, num_stages=2 if wide else 4,
         )  # fmt: skip
+
+    def owners(self, rows: LoraRows, count: int) -> Tensor:
+        """See `LoraSlots.owners`."""
+        return owners_of(rows, count)
+
+    def add_experts(
+        self, place: Place, y: Tensor, x: Tensor, owners: Tensor, groups: RowGroups, shared: int = 1
+    ) -> None:
+        """See `LoraSlots.add_experts`."""
+        at = self._index[place]
+        if x.dtype != self._dtype or y.stride(1) != 1 or len(y) != groups.rows:
+            raise ValueError(f"y {describe(y)} and x {describe(x)} don't go with these adapters")
+        if len(x) * shared != len(y) or owners.shape != (len(x),):
+            raise ValueError(f"{len(x)} rows of x, {len(owners)} owners for {len(y)} rows of y")
+        add_experts(
+            self.table[at], self._widths[at], y, x if x.stride(1) == 1 else x.contiguous(),
+            owners, groups, shared, alike=self._alike,
+        )  # fmt: skip
+
+    def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
+        """See `LoraSlots.add_expert`."""
+        self.add_experts(place, y, x, owners, one_group(len(x), expert, x.device))

@@ -16,8 +16,9 @@ from torch import Tensor
 from kernels.activations import GatedKernels, gated_activation
 from kernels.experts import bytes_read, check_experts
 from kernels.interface import ExpertLayers, LinearLayer, MixtureOfExperts
+from kernels.lora_slots import AllRows, MixtureRows
 from kernels.triton.grouped.align import align
-from kernels.triton.grouped.experts import add_up
+from kernels.triton.grouped.experts import AddedToExperts, add_up
 from kernels.triton.grouped.gemm import tile_rows
 from kernels.triton.grouped.route import MOST_EXPERTS, route
 from kernels.triton.launch import INTERPRETED
@@ -78,22 +79,45 @@ class GroupedExperts(MixtureOfExperts):
         self._count, self.nbytes = len(experts.gate_up), bytes_read(experts)
         self._up, self._down = StackedLinear(experts.gate_up), StackedLinear(experts.down)
 
+    def of_all_rows(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.of_all_rows`."""
+        layers = {
+            "router": self._router, "shared_up": self._shared_up,
+            "shared_down": self._shared_down, "shared_gate": self._shared_gate,
+        }  # fmt: skip
+        return {slot: layer for slot, layer in layers.items() if layer is not None}
+
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        tokens, top_k = len(x), self._top_k
+        return self._run(x, None)
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """See `MixtureOfExperts.slotted`."""
+        return self._run(x, rows)
+
+    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
+        tokens, top_k, every = len(x), self._top_k, AllRows(lora)
         weights, ids = route(
-            self._router(x), top_k, softmax_first=self._softmax_first,
+            every("router", self._router, x), top_k, softmax_first=self._softmax_first,
             renormalize=self._renormalize,
         )  # fmt: skip
         groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
-        gated = self._act(self._up(x, Sorted(groups, top_k, None), x.dtype))
-        each = self._down(gated, Sorted(groups, 1, weights.view(-1)), torch.float32)
+        both = self._up(x, Sorted(groups, top_k, None), x.dtype)
+        if lora is None:
+            each = self._down(self._act(both), Sorted(groups, 1, weights.view(-1)), torch.float32)
+        else:
+            adding = AddedToExperts(lora, groups, tokens, top_k)
+            gated = self._act(adding.up(both, x))
+            each = adding.down(self._down(gated, Sorted(groups, 1, None), torch.float32), gated)
+            each.mul_(weights.view(-1, 1))
         out = add_up(each.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None)
         if self._shared_up is None or self._shared_down is None:
             return out
-        said = self._shared_down(self._act(self._shared_up(x)))
-        gate = self._shared_gate
-        return out.add_(said if gate is None else torch.sigmoid(gate(x)) * said)
+        up = self._act(every("shared_up", self._shared_up, x))
+        said, gate = every("shared_down", self._shared_down, up), self._shared_gate
+        if gate is not None:
+            said = torch.sigmoid(every("shared_gate", gate, x)) * said
+        return out.add_(said)
 
     def _rows(self, rows: int) -> int:
         if self._tile is not None and not INTERPRETED:

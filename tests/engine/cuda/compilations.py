@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from engine.contract.config import EngineConfig
-from engine.models.adapted_linears import make_slots
 from engine.models.adapters import DeviceHeads
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
@@ -100,7 +99,7 @@ def main(folder: Path, quantization: str | None) -> None:
     with watch(note, HOPPER), torch.inference_mode():
         model.load(WeightReader(folder), lambda done, total: None)
         model.allocate_kv(4, BLOCK, torch.bfloat16)
-        slots = make_slots(ops, model.weights, 8, 16, torch.bfloat16)
+        slots = model.make_lora_slots(8, 16)
         assert slots is not None
         model.use_lora_slots(slots)
         warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)

@@ -81,6 +81,15 @@ class PlainSlots(LoraSlots):
             if isinstance(lora, TorchLora):
                 lora.add(seen(y), seen(x), own)
 
+    def owners(self, rows: LoraRows, count: int) -> Tensor:
+        raise NotImplementedError
+
+    def add_experts(self, *args: Any, **options: Any) -> None:
+        raise NotImplementedError
+
+    def add_expert(self, *args: Any) -> None:
+        raise NotImplementedError
+
     def owned(self, place: Place, rows: LoraRows) -> Iterator[tuple[PackedLora | None, Tensor]]:
         order, owners = seen(rows.order).view(-1, rows.tile), seen(rows.owners)
         for tile in range(int(seen(rows.count))):

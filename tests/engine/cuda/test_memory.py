@@ -161,28 +161,25 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     device.kernels = SimpleNamespace(name="a test", device=torch.device("cpu"))
     made: list[tuple[int, int]] = []
 
-    def make(ops: Any, layers: Any, most: int, rank: int, dtype: Any) -> object:
+    def make(most: int, rank: int) -> object:
         made.append((most, rank))
         return SimpleNamespace(most=most)
 
-    monkeypatch.setattr(cuda, "make_slots", make)
     monkeypatch.setattr(cuda, "NativeDecoder", Slotless)
     monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
 
-    def loaded(**more: Any) -> Any:
-        model = Slotless(ops=None, weights=[], weight_dtype=torch.bfloat16, given=[])
+    def loaded(make_lora_slots: Any = make) -> Any:
+        model = Slotless(make_lora_slots=make_lora_slots, given=[])
         model.use_lora_slots = model.given.append
-        return SimpleNamespace(**{"model": model, "pooler": None, **more})
+        return SimpleNamespace(model=model)
 
     first, woken = loaded(), loaded()
     assert device.prepare_adapters(first) == device.prepare_adapters(woken) == ""
     assert first.model.given == woken.model.given == [device._slots]
     assert made == [(256 + 8, 256)]
     assert device.adapter_bytes() == 2 * GIB
-    assert "pooling" in device.prepare_adapters(loaded(pooler=object()))
     device._slots = None
-    monkeypatch.setattr(cuda, "make_slots", lambda *_: None)
-    assert "a test" in device.prepare_adapters(loaded())
+    assert "a test" in device.prepare_adapters(loaded(lambda *_: None))
     device.config = EngineConfig(model="m", enable_lora=False)
     off = loaded()
     assert device.prepare_adapters(off) == ""

@@ -143,6 +143,7 @@ class Sorted(LoraSlots):
         raise NotImplementedError
 
     put = add = pack_embedding = embed = pack  # type: ignore[assignment]
+    owners = add_experts = add_expert = pack  # type: ignore[assignment]
 
 
 def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import kernels
 from engine import LLM, LoRARequest, SamplingParams
-from engine.models.adapted_linears import make_slots
 from engine.speculative import drafter
 from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher
@@ -109,7 +108,7 @@ def graphed(folder, monkeypatch):
         model = llm.core.executor.loaded.model
         slots = None
         if adapters:
-            slots = make_slots(model.ops, model.weights, adapters, 16, torch.float32)
+            slots = model.make_lora_slots(adapters, 16)
             model.use_lora_slots(slots)
         recorder = NotingRecorder()
         breaks = AttentionBreaks(model.ops.paged_attention, recorder)

@@ -1,0 +1,114 @@
+"""Adapters of models by slots, in Triton's interpreter: what the CPU's kernels make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import kernels
+from engine import LLM, LoRARequest, PoolingParams, SamplingParams
+from engine.devices.cpu import CpuDevice
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.worker.cuda.inputs import stage_all
+from tests.engine.lora.peft_oracle import checkpoint, make_adapter, prompts
+from tests.engine.lora.test_experts import FAMILIES
+from tests.engine.lora.test_pooling import BESIDE, TARGETS, adapt
+from tests.engine.pooling.models import TEXTS, make
+
+CPU = torch.device("cpu")
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+RAW = PoolingParams(use_activation=False)
+
+
+@pytest.fixture
+def by_slots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """From now on models run as on a GPU: steps name slots. The slots that were made."""
+    made: list[Any] = []
+
+    def prepare(device: Any, loaded: Any) -> str:
+        made.append(loaded.model.make_lora_slots(4, 16))
+        loaded.model.use_lora_slots(made[-1])
+        return ""
+
+    def staged(forward: Any) -> Any:
+        def run(model: Any, token_ids: torch.Tensor, context: Any, *more: Any) -> Any:
+            there = stage_all(token_ids, context, CPU, model.lora_slots).context
+            lengths = context.query_start_loc
+            there = dataclasses.replace(there, query_start_loc=lengths)
+            return forward(model, token_ids, there, *more)
+
+        return run
+
+    monkeypatch.setenv(kernels.FORCED, "triton")
+    monkeypatch.setattr(CpuDevice, "prepare_adapters", prepare)
+    for kind in (NativeDecoder, NativeEncoder):
+        monkeypatch.setattr(kind, "forward", staged(kind.forward))
+    return made
+
+
+def tokens(model: Path, adapter: Path) -> list[list[int]]:
+    """Of the base and of the adapter in one batch."""
+    request, texts = LoRARequest("a", 1, str(adapter)), prompts(4)
+    llm = LLM(
+        str(model), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    found = llm.generate(
+        [{"prompt_token_ids": each} for each in texts], PARAMS, use_tqdm=False,
+        lora_request=[None, request, request, None],
+    )  # fmt: skip
+    return [each.outputs[0].token_ids for each in found]
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+def test_tokens_of_adapted_experts_are_the_cpus(
+    tmp_path: Path, request: pytest.FixtureRequest, family: str
+) -> None:
+    """Stacked experts with one of all tokens, and experts that run one by one."""
+    model = checkpoint(family, tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES[family])
+    expected = tokens(model, adapter)
+    slots = request.getfixturevalue("by_slots")
+    assert tokens(model, adapter) == expected
+    assert len(slots) == 1
+
+
+def pooled(model: Path, adapter: Path, **asked: Any) -> list[torch.Tensor]:
+    request = LoRARequest("a", 1, str(adapter))
+    llm = LLM(str(model), dtype="float32", max_num_seqs=8, device="cpu")
+    given = [None, request, request, None, request]
+    found = llm.encode([*TEXTS, TEXTS[0]], RAW, use_tqdm=False, lora_request=given, **asked)
+    assert not torch.allclose(found[0].outputs.data, found[4].outputs.data, atol=1e-2)
+    return [each.outputs.data for each in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "targets"),
+    [
+        ("bert", 3, BESIDE["bert"]),  # its words and its head too
+        ("modernbert", 0, TARGETS["modernbert"]),
+        ("qwen3", 3, TARGETS["qwen3"]),
+    ],
+)
+def test_vectors_and_labels_are_the_cpus(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, labels: int, targets: list[str]
+) -> None:
+    """Of encoders, whose tokens change places within a step, and of decoders."""
+    suffix = "ForSequenceClassification" if labels else ""
+    auto: Any = AutoModelForSequenceClassification if labels else AutoModel
+    options = {"task_type": "SEQ_CLS"} if labels else {}
+    asked = {} if labels else {"pooling_task": "token_embed"}
+    more = {"num_labels": labels} if labels else {}
+    model = make(kind, tmp_path / "model", *([suffix] if suffix else []), **more)
+    adapter = adapt(model, tmp_path / "adapter", auto, targets, **options)
+    expected = pooled(model, adapter, **asked)
+    slots = request.getfixturevalue("by_slots")
+    for one, other in zip(pooled(model, adapter, **asked), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
+    assert len(slots) == 1
