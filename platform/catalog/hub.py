@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +117,6 @@ def asking(
     repository: str, wrong: type[InvalidRequest] = InvalidRequest, param: str = "source"
 ) -> Iterator[None]:
     """What the hub's client raises becomes `HubUnavailable`, or `wrong` for a name."""
-    from httpx import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
@@ -125,9 +125,15 @@ def asking(
         raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
     except HFValidationError as error:
         raise wrong(str(error), param=param) from error
-    except (HfHubHTTPError, HTTPError, OSError) as error:
+    except (HfHubHTTPError, *_http_errors(), OSError) as error:
         said = " ".join(str(error).split())[:300]
         raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
+
+
+def _http_errors() -> list[type[Exception]]:
+    """Of the client that the hub's library brought along: its versions have different ones."""
+    there = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return [module.HTTPError for module in there if module is not None]
 
 
 def _checkpoint(

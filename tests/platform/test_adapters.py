@@ -332,6 +332,24 @@ def test_without_the_hub_a_version_says_so(world: World, monkeypatch: pytest.Mon
         )
 
 
+def test_a_hub_that_nobody_reaches_fails_the_version_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client that the hub's library really has, at a port where nobody listens."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    version = actions.add_from_hub(
+        actor=world.admin,
+        tenant=world.acme,
+        served_model=served(),
+        name="tone",
+        repository="somebody/tone",
+    )
+    work.work_on(version.pk)
+    version.refresh_from_db()
+    assert version.state == VersionState.FAILED
+    assert "The hub can't be reached" in version.problem
+
+
 def test_a_model_with_adapters_is_deleted_after_them(world: World, client: Client) -> None:
     model = served()
     version = checked(world.owner, world.acme, model, promote=True)
