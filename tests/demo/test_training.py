@@ -34,8 +34,11 @@ def run(model, optimizer, batches) -> list[float]:
 
 @pytest.fixture(scope="module")
 def some_batches(tokenizer):
-    stream = train.batches(tokenizer, seed=1)
-    return [next(stream) for _ in range(3)]
+    """As they are drawn, but short ones: a step computes all logits of all positions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "TOKENS_A_STEP", 2 * train.SHORT)
+        stream = train.batches(tokenizer, seed=1)
+        return [next(stream) for _ in range(3)]
 
 
 def test_training_learns_and_repeats_itself(tiny, some_batches):

@@ -38,9 +38,11 @@ def perplexity(llm: LLM, count: int | None = None) -> float:
 
 
 @cache
-def demo_perplexity(quantization: str | None = None, compiled: bool = True) -> float:
-    """Of the demo model as its folder holds it."""
+def demo_perplexity(
+    quantization: str | None = None, compiled: bool = True, count: int | None = None
+) -> float:
+    """Of the demo model as its folder holds it; on so many answers."""
     llm = LLM(
         str(DEMO), quantization=quantization, cpu_kernels=compiled, num_gpu_blocks_override=500
     )
-    return perplexity(llm)
+    return perplexity(llm, count)

@@ -31,8 +31,9 @@ def test_perplexity_stays_near_that_of_bfloat16(quantization: str, most: float) 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_without_a_compiler_the_results_are_as_good(quantization: str) -> None:
-    assert demo_perplexity(quantization, compiled=False) == pytest.approx(
-        demo_perplexity(quantization), rel=0.005
+    # PyTorch's own products take minutes for all answers.
+    assert demo_perplexity(quantization, compiled=False, count=16) == pytest.approx(
+        demo_perplexity(quantization, count=16), rel=0.005
     )
 
 
