@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def texts(outputs: list[RequestOutput]) -> list[list[tuple[Any, ...]]]:
     ]
 
 
-def run(llm: LLM, asked: list[list[int]]) -> list[RequestOutput]:
-    outputs = llm.generate(asked, list(MIXED.values()), use_tqdm=False)
+def run(llm: LLM, asked: list[list[int]], kinds: Collection[str] = MIXED) -> list[RequestOutput]:
+    outputs = llm.generate(asked, [MIXED[kind] for kind in kinds], use_tqdm=False)
     llm.core.check_integrity()
     assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
     return outputs
