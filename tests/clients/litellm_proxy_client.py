@@ -1,10 +1,13 @@
 """LiteLLM's proxy in front of Quire, and OpenAI's SDK through it: what teams put before servers.
 
-The proxy has keys of its own; Quire's stands in its configuration. It ends with this program.
+The proxy has keys of its own; Quire's stands in its configuration. It ends with this program, even
+if that is killed.
 """
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +44,11 @@ def free_port() -> int:
     """One of loopback's."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it is gone (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def wait_for(client: openai.OpenAI, proxy: subprocess.Popen[bytes], log: Path) -> list[str]:
@@ -117,6 +125,7 @@ def main() -> None:
                 cwd=folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent,
             )
         client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key=MASTER_KEY, max_retries=0, timeout=60

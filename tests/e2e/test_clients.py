@@ -115,6 +115,7 @@ def test_llama_index(product: Product) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the proxy imports much before it answers
 def test_litellms_proxy_in_front(product: Product) -> None:
     if not PROXY_PYTHON.exists():
         missing(f"LiteLLM's proxy isn't in {PROXY_PYTHON} (make test-slow installs it)")
