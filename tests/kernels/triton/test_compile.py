@@ -20,13 +20,14 @@ PLAIN = {
     "merge_kernel", "rope_kernel", "rms_norm_kernel", "gate_kernel", "scan_kernel",
     "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
-    "place_edit_kernel", "bitmask_kernel",
+    "place_edit_kernel", "bitmask_kernel", "owner_kernel",
 }  # fmt: skip
 KERNELS = PLAIN | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",
     "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
     "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",
     "gemm_kernel", "linear_kernel", "shrink_kernel", "expand_kernel",
+    "expert_shrink_kernel", "expert_expand_kernel",
     "latent_attention_kernel",
 }  # fmt: skip
 PERSISTENT = {"split_attention_kernel", "latent_attention_kernel"}
