@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -31,6 +32,9 @@ def serving(work: Callable[[], object]) -> None:
     try:
         work()
         status = 0
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+        raise
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else int(done.code is not None)
         raise

@@ -35,7 +35,13 @@ serving(work)
 
 @pytest.mark.parametrize(
     ("ends", "status"),
-    [("pass", 0), ("sys.exit(3)", 3), ("sys.exit('why')", 1), ("raise ValueError", 1)],
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('why')", 1),
+        ("raise ValueError", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
 )
 def test_threads_and_handlers_end_and_nothing_is_cleared_away(ends: str, status: int) -> None:
     script = PROCESS.format(platform=str(ROOT / "platform"), ends=ends)
