@@ -173,7 +173,7 @@ def _planned(parts: Parts, files: _Files) -> PlannedLora | None:
     return PlannedLora(
         a=[(at or 0, len(piece)) for at, piece in zip(a, parts.a, strict=True)],
         parts=[
-            PlannedPart(at or 0, first, *tensor.shape[:1], start, tensor.shape[1], scale)
+            PlannedPart(at or 0, first, tensor.shape[0], start, tensor.shape[1], scale)
             for at, (first, tensor, start, scale) in zip(b, parts.parts, strict=True)
         ],
         in_features=in_features,
@@ -186,7 +186,7 @@ def _place(tensor: Tensor, files: _Files) -> int | None:
     of_file = tensor.untyped_storage().nbytes() == len(files.weights)
     if not of_file or files.start % tensor.itemsize or not tensor.is_contiguous():
         return None
-    return tensor.storage_offset() - files.start // tensor.itemsize
+    return int(tensor.storage_offset()) - files.start // tensor.itemsize
 
 
 def _read(folder: Path) -> _Files | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,9 +116,13 @@ def _pack(to: np.ndarray, b: np.ndarray) -> None:
         blocks[whole, :, left:] = 0
 
 
-def _numbers(table: ctypes.Array[ctypes.Structure]) -> np.ndarray:
+def _numbers(table: ctypes.Array[Any]) -> np.ndarray:
     """int64 [entries, fields]: all structs here are of whole words."""
-    words = np.frombuffer(table, dtype=np.int64) if len(table) else np.empty(0, dtype=np.int64)
+    words = (
+        np.frombuffer(memoryview(table), dtype=np.int64)
+        if len(table)
+        else np.empty(0, dtype=np.int64)
+    )
     return words.reshape(len(table), ctypes.sizeof(table._type_) // 8)
 
 
