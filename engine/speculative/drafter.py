@@ -80,7 +80,7 @@ class Drafter:
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
         self._drafted = 0
-        self.costs = StepCosts()
+        self.costs = StepCosts(pace=None if model is None else model.costs.pace)
 
     def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
         """Drafts by sequence id.

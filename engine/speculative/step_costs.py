@@ -40,26 +40,38 @@ class _Width:
     first: list[float]
 
 
+@dataclass(slots=True)
+class Pace:
+    """So many times as long as at first does everything take now.
+
+    Attributes:
+        told_by: whose steps told it last, and of which width.
+    """
+
+    value: float = 1.0
+    told_by: tuple[int, int] = (0, 0)
+
+
 class StepCosts:
     """Seconds of steps in which all rows decode, by how many tokens they compute.
 
     A machine is faster and slower with what else it does, and wide steps are rare: what they took
     is compared with the steps just before them. So each width is known by how much more it takes
-    than others, and one pace, which follows the newest steps, stands for all.
+    than others, and one pace, which follows the newest steps, stands for all. A draft model's steps
+    have the same pace: while nobody drafts, those of its target tell it.
 
     Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
     it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
     if the rest were free, where there is none: so wider steps are tried, and from then on known.
     """
 
-    def __init__(self, unknown: float = 1.0) -> None:
-        """`unknown`: seconds before any width is known."""
+    def __init__(self, unknown: float = 1.0, pace: Pace | None = None) -> None:
+        """`unknown`: seconds before any width is known; `pace`: of other steps on the machine."""
         self._unknown = unknown
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._num_steps = 0
-        self._pace = 1.0
-        self._last_place = 0
+        self.pace = pace or Pace()
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
@@ -71,10 +83,10 @@ class StepCosts:
         each.last = self._num_steps
         each.count += 1
         if each.count <= _KNOWN:
-            self._begin(each, place, seconds / self._pace)
+            self._begin(each, place, seconds / self.pace.value)
         else:
             self._follow(each, place, seconds / each.seconds)
-        self._last_place = place
+        self.pace.told_by = id(self), place
 
     def _begin(self, each: _Width, place: int, seconds: float) -> None:
         each.first.append(seconds)
@@ -84,11 +96,12 @@ class StepCosts:
 
     def _follow(self, each: _Width, place: int, slower: float) -> None:
         """`slower`: so many times as long as it took at first."""
-        slower = min(max(slower, self._pace / _OUTLIER), self._pace * _OUTLIER)
-        if place != self._last_place:  # steps of another width have told the pace
-            more = slower / self._pace - 1.0
+        pace = self.pace.value
+        slower = min(max(slower, pace / _OUTLIER), pace * _OUTLIER)
+        if self.pace.told_by != (id(self), place):  # steps of another width have told the pace
+            more = slower / pace - 1.0
             each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
-        self._pace += _PACE * (slower - self._pace)
+        self.pace.value += _PACE * (slower - self.pace.value)
 
     @property
     def widest(self) -> int:
@@ -104,7 +117,7 @@ class StepCosts:
         """What a step of `width` tokens takes."""
         if not self._known:
             return self._unknown
-        return self._pace * self._usual(width)
+        return self.pace.value * self._usual(width)
 
     def at_worst(self, width: int) -> float:
         """The same, and more where few steps have told it: of many widths one always seems faster

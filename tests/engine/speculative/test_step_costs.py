@@ -53,6 +53,31 @@ def test_what_a_width_takes_is_known_beside_others_however_slow_the_machine_is()
     assert costs.seconds(16) == pytest.approx(0.016, rel=0.1)
 
 
+def test_a_draft_models_steps_become_faster_with_its_targets_though_it_rests() -> None:
+    """Both were measured on a busy machine; drafts didn't pay, and now it is idle."""
+    model = StepCosts(unknown=0.0)
+    target = StepCosts(pace=model.pace)
+    for slower in [1.0] * 50 + [3.0] * 50:
+        target.note(1, slower * 0.010)
+        model.note(1, slower * 0.004)
+    assert model.seconds(1) == pytest.approx(0.012, rel=0.02)
+    for _ in range(50):
+        target.note(1, 0.010)
+    assert target.seconds(1) == pytest.approx(0.010, rel=0.02)
+    assert model.seconds(1) == pytest.approx(0.004, rel=0.1)
+
+
+def test_a_draft_models_steps_are_known_beside_its_targets() -> None:
+    """Its first ones were slow, and the machine's pace is not to be blamed for it."""
+    model = StepCosts(unknown=0.0)
+    target = StepCosts(pace=model.pace)
+    for seconds in [0.020] * 3 + [0.004] * 60:
+        target.note(1, 0.010)
+        model.note(1, seconds)
+    assert target.seconds(1) == pytest.approx(0.010, rel=0.05)
+    assert model.seconds(1) == pytest.approx(0.004, rel=0.15)
+
+
 def test_what_few_steps_have_told_is_in_doubt() -> None:
     costs = measured((4, 0.010))
     assert costs.at_worst(4) > 1.1 * costs.seconds(4)
