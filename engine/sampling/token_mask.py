@@ -40,15 +40,20 @@ class MaskedRows:
             self._apply_by(edits, logits)
             return
         forbidden = unpack(~self.bits, logits.shape[-1], logits.device)
-        everything = self.rows == list(range(len(logits)))
+        if self.rows == list(range(len(logits))):
+            self._fill(logits, forbidden)
+            return
         index = torch.tensor(self.rows, dtype=torch.int64, device=logits.device)
-        chosen = logits if everything else logits[index]
+        chosen = logits[index]
+        self._fill(chosen, forbidden)
+        logits[index] = chosen
+
+    def _fill(self, chosen: Tensor, forbidden: Tensor) -> None:
+        """`apply` to the rows alone."""
         if self.forced:
-            at = torch.tensor(self.forced, dtype=torch.int64, device=logits.device)
+            at = torch.tensor(self.forced, dtype=torch.int64, device=chosen.device)
             chosen[at] = chosen[at].masked_fill(~forbidden[at], 0.0)
         chosen.masked_fill_(forbidden, NEVER)
-        if not everything:
-            logits[index] = chosen
 
     def _apply_by(self, edits: LogitEdits, logits: Tensor) -> None:
         device, forced = logits.device, None

@@ -1,8 +1,9 @@
-"""Which tokens may come next: computed beside the forward pass, a bit a token."""
+"""Which tokens may come next, a bit a token: computed beside the forward pass if they take long."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from engine.structured.grammar import GrammarState
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
 MAX_THREADS = 8
+#: Masks that take less than this are made where they are asked for: waking a thread costs more.
+QUICK_S = 150e-6
+#: How much of what a row once took is still expected of one a step later.
+_MEMORY = 0.95
 
 
 @dataclass(slots=True)
@@ -30,7 +35,7 @@ class MaskRow:
 
 
 class MaskMaker:
-    """Makes the masks of one step after the other, in a thread."""
+    """Makes the masks of one step after the other, in a thread unless they are quickly made."""
 
     def __init__(self, num_words: int, eos_token_ids: Sequence[int]) -> None:
         from llguidance import LLExecutor
@@ -42,16 +47,34 @@ class MaskMaker:
         eos = np.zeros(num_words * 32, dtype=np.uint8)
         eos[list(eos_token_ids)] = 1
         self._eos = np.packbits(eos, bitorder="little").view(np.int32)
+        #: The longest that a row took lately.
+        self._row_s = QUICK_S
+        self._last: Future[GrammarOutput] | None = None
 
     def begin(self, step: int, rows: list[MaskRow]) -> Future[GrammarOutput]:
         """Start on the masks of a step. The rows' states mustn't move before they are there."""
-        return self._thread.submit(self._make, step, rows)
+        if len(rows) * self._row_s < QUICK_S and (self._last is None or self._last.done()):
+            made: Future[GrammarOutput] = Future()
+            try:
+                made.set_result(self._make(step, rows))
+            except Exception as error:  # as from the thread: whoever waits is told
+                made.set_exception(error)
+            return made
+        self._last = self._thread.submit(self._make, step, rows)
+        return self._last
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False)
 
     def _make(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
+        began = time.perf_counter()
+        output = self._output(step, rows)
+        took = (time.perf_counter() - began) / len(rows)
+        self._row_s = max(took, _MEMORY * self._row_s)
+        return output
+
+    def _output(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
         bits = self._rows(len(rows))
         output = GrammarOutput(step, [row.seq_id for row in rows])
         followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
@@ -84,7 +107,10 @@ class MaskMaker:
         """The grammars' masks; the other rows allow everything."""
         if len(followed) < len(rows):
             bits[:] = -1
-        if followed:
+        if len(followed) == 1 and (matcher := rows[followed[0]].state.matcher):
+            row = bits[followed[0]]
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        elif followed:
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher, at) for at in followed if (matcher := rows[at].state.matcher)],
                 bits.ctypes.data,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,8 @@ from engine.contract.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows, unpack, unpack_on_device
+from engine.structured.grammar import GrammarState
+from engine.structured.masks import QUICK_S, MaskMaker, MaskRow
 
 CPU = torch.device("cpu")
 
@@ -54,3 +59,41 @@ def test_the_sampler_takes_allowed_tokens_only(temperature: float) -> None:
     assert not output.errors
     # The masks of one step aren't kept for the next.
     assert Sampler().sample(logits.clone(), states).token_ids.tolist() == [5] * 8
+
+
+def test_masks_are_made_beside_the_step_only_if_they_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maker, threads, clock = MaskMaker(2, [1]), [], [0.0]
+    took, make = [QUICK_S / 3] * 99, maker._output
+
+    def output(*args: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        clock[0] += took.pop()
+        return make(*args)
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(maker, "_output", output)
+    row = MaskRow(7, GrammarState(None, None), False)
+    for step in range(30):
+        made = maker.begin(step, [row, row])
+        assert made.result().seq_ids == [7, 7]
+    took.append(QUICK_S * 100)  # one that was slow is expected to be so again
+    maker.begin(30, [row, row]).result()
+    maker.begin(31, [row, row]).result()
+    maker.close()
+    first_quick = threads.index(True)
+    assert 0 < first_quick < 30
+    assert all(threads[first_quick:31])
+    assert threads[31:] == [False]
+
+
+def test_what_goes_wrong_with_quick_masks_is_told_as_from_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maker = MaskMaker(2, [1])
+    maker._row_s = 0.0
+    monkeypatch.setattr(maker, "_output", lambda *args: 1 / 0)
+    made = maker.begin(1, [MaskRow(7, GrammarState(None, None), False)])
+    assert isinstance(made.exception(), ZeroDivisionError)
+    maker.close()
