@@ -10,7 +10,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections, connections
+from django.db import connections
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +48,6 @@ def _close_old() -> None:
     as they are, live as long as the process.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.vendor == "sqlite":
-            connection.close_at = None
-    close_old_connections()
+        whole = connection.autocommit and not connection.errors_occurred
+        if connection.vendor != "sqlite" or not whole:
+            connection.close_if_unusable_or_obsolete()
