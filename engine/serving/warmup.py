@@ -34,6 +34,8 @@ _TIMED_STEPS = 3
 _TIMED_ROUNDS = 2
 _WIDEST = 64
 _WIDTHS_PATIENCE_S = 2.0
+#: Steps with a draft model's drafts: those that build what they need, and then those that tell.
+_DRAFTED_STEPS = 6
 
 
 def warm_up(core: EngineCore) -> None:
@@ -52,6 +54,7 @@ def warm_up(core: EngineCore) -> None:
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
     if core.drafter is not None:
+        _time_drafts(core, core.drafter, prompt, room)
         _time_widths(core, core.drafter, prompt, room)
         core.drafter.start_over()
     core.reset_prefix_cache()
@@ -80,6 +83,18 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
     return best
 
 
+def _time_drafts(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
+    """Drafts of a model, if it has any: else one that was slow at first might never be tried."""
+    if drafter.model is None or room - prompt < 2:
+        return
+    drafter.timing = True
+    for _ in range(2):
+        drafter.costs.forget()
+        drafter.model.costs.forget()
+        _run(core, prompt, room - prompt, most_steps=1 + _DRAFTED_STEPS)
+    drafter.timing = False
+
+
 def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
     """Steps of several widths: what checking drafts costs is known before anybody waits for it."""
     began = time.perf_counter()
@@ -96,9 +111,14 @@ def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> 
 
 
 def _run(
-    core: EngineCore, prompt: int, output: int, temperature: float = 0.0, outputs: int = 1
+    core: EngineCore,
+    prompt: int,
+    output: int,
+    temperature: float = 0.0,
+    outputs: int = 1,
+    most_steps: int | None = None,
 ) -> None:
-    """One request, to its end."""
+    """One request, to its end or for so many steps."""
     sampling = SamplingParams(
         n=outputs,
         temperature=temperature or float(outputs > 1),
@@ -117,5 +137,9 @@ def _run(
             pooling=PoolingParams(task=tasks[0]) if tasks[0] != GENERATE else None,
         )
     )
+    while core.has_work and most_steps != 0:
+        core.step()
+        most_steps = None if most_steps is None else most_steps - 1
+    core.abort(WARM_UP)
     while core.has_work:
         core.step()

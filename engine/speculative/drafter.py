@@ -80,6 +80,8 @@ class Drafter:
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
         self._drafted = 0
+        #: While steps are timed a draft model draws whether that pays or not.
+        self.timing = False
         self.costs = StepCosts(pace=None if model is None else model.costs.pace)
 
     def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
@@ -97,7 +99,7 @@ class Drafter:
         off = 0 < self._config.disable_by_batch_size <= width
         if off or not decoding or most < 1:
             return {}
-        if self._may_pay(width, most, max(map(self._hope, decoding))):
+        if self._is_timed or self._may_pay(width, most, max(map(self._hope, decoding))):
             if self.model is not None:
                 return self._drawn(self.model, decoding, most)
             return self._found(decoding, most)
@@ -107,6 +109,10 @@ class Drafter:
         if self._may_look(width, most):
             self._look(decoding)
         return {}
+
+    @property
+    def _is_timed(self) -> bool:
+        return self.timing and self.model is not None
 
     def _found(self, decoding: list[Sequence], most: int) -> dict[int, list[int]]:
         """Drafts from text: all that there are, then as many of them as pay."""
@@ -267,7 +273,9 @@ class Drafter:
             rate = tokens / (self.costs.at_worst(width + count) + self._drawing(depth, len(rows)))
             if rate > best:
                 best, taken = rate, count
-        if taken:
+        if self._is_timed:
+            taken = len(promised)
+        elif taken:
             self._drafted += 1
             often = _PLAIN_UNSURE if best < _SURE * now else _PLAIN
             taken = 0 if self._drafted % often == 0 else taken

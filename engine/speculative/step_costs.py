@@ -103,6 +103,11 @@ class StepCosts:
             each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
         self.pace.value += _PACE * (slower - self.pace.value)
 
+    def forget(self) -> None:
+        """What was measured so far is no measure."""
+        self._known, self._widths, self._num_steps = [], {}, 0
+        self.pace.value = 1.0
+
     @property
     def widest(self) -> int:
         """Of the widths that are known; 0: none."""

@@ -11,6 +11,7 @@ import pytest
 from engine.contract.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.serving.warmup import warm_up
+from tests.engine.speculative.eager import eager_model
 
 
 def started(folder: Path, **settings: Any) -> EngineCore:
@@ -58,5 +59,19 @@ def test_what_wider_steps_take_is_known_before_anybody_asks(
     assert core.drafter is not None
     assert core.drafter.costs.widest == 16
     assert not core.drafter._proposer._outputs  # type: ignore[union-attr]
+    assert core.stats.steps_total == 0
+    core.check_integrity()
+
+
+def test_what_a_head_takes_is_measured_once_it_is_warm(tmp_path: Path) -> None:
+    """Its first draws are slow: taken for what it costs, they'd keep it from ever being tried."""
+    folder, head = eager_model(tmp_path)
+    config = {"method": "eagle", "model": str(head), "num_speculative_tokens": 4}
+    core = started(folder, speculative_config=config, max_num_seqs=4)
+    assert core.drafter is not None
+    assert core.drafter.model is not None
+    assert core.drafter.model.costs.widest >= 1
+    assert core.drafter.costs.widest >= 4
+    assert not core.drafter.timing
     assert core.stats.steps_total == 0
     core.check_integrity()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.engine.models import VOCAB, make_model
 from tests.engine.speculative.head_folders import write
 
-_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 1024, 12, 4, 2
+_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 1024, 32, 4, 2
 _FIRST = "model.layers.0."
 
 
