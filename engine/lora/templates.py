@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,13 @@ class _Template:
     Attributes:
         rank: the largest of their modules.
         dtype: of all their numbers.
+        sizes: bytes of their two files.
         places: layer and slot of each thing that `fill` packs.
     """
 
     rank: int
     dtype: torch.dtype
+    sizes: tuple[int, int]
     places: list[tuple[int, str]]
     fill: LoraTemplate
 
@@ -56,6 +59,11 @@ class _Files:
     config: bytes
     weights: bytearray
     start: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of each."""
+        return len(self.config), len(self.weights)
 
     @property
     def digest(self) -> str:
@@ -94,9 +102,8 @@ class Templates:
         what is wrong with it is found too.
         """
         with self._lock:
-            if not self._known:
-                return None
-        files = _read(Path(ref.path))
+            sizes = {template.sizes for template in self._known.values()}
+        files = _read(Path(ref.path), sizes) if sizes else None
         if files is None:
             return None
         layout = files.layout
@@ -151,7 +158,7 @@ class Templates:
         if fill is None or files.digest != adapter.digest:
             return
         with self._lock:
-            self._known[files.layout] = _Template(adapter.rank, dtype, places, fill)
+            self._known[files.layout] = _Template(adapter.rank, dtype, files.sizes, places, fill)
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
 
@@ -189,15 +196,20 @@ def _place(tensor: Tensor, files: _Files) -> int | None:
     return int(tensor.storage_offset()) - files.start // tensor.itemsize
 
 
-def _read(folder: Path) -> _Files | None:
-    """The files, and their digest as `adapter_digest` has it; None where they are of another kind,
-    or none.
+def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _Files | None:
+    """The files; None where they are of another kind, or none. Files of other sizes than those
+    that are `wanted` aren't read.
     """
     try:
-        if folder.is_file() or (folder / CONFIG_FILE).stat().st_size > _MOST_BYTES:
+        if folder.is_file():
+            return None
+        files = (folder / CONFIG_FILE, folder / WEIGHTS_FILE)
+        config_size, weights_size = (file.stat().st_size for file in files)
+        other = wanted is not None and (config_size, weights_size) not in wanted
+        if other or config_size > _MOST_BYTES:
             return None
         config = (folder / CONFIG_FILE).read_bytes()
-        weights = bytearray((folder / WEIGHTS_FILE).stat().st_size)
+        weights = bytearray(weights_size)
         with (folder / WEIGHTS_FILE).open("rb", buffering=0) as file:
             if file.readinto(weights) != len(weights) or file.read(1):
                 return None
