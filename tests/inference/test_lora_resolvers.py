@@ -27,10 +27,10 @@ from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
 from tests.inference.conftest import Gateway
 from tests.inference.test_adapters import ask, client_of, digest_of, newcomer
+from tests.packages import EXAMPLE, install
 from tests.platform.adapters import added
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
-PACKAGE = Path(__file__).parents[1] / "engine" / "plugins" / "package"
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Installs the example package; says which names its resolver knows."""
-    monkeypatch.syspath_prepend(str(PACKAGE))
+    monkeypatch.syspath_prepend(str(install(EXAMPLE, tmp_path / "installed")))
     monkeypatch.setenv("EXAMPLE_ADAPTERS", str(tmp_path / "table.json"))
 
     def knows(**folders: Path) -> None:

@@ -15,15 +15,27 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
 from engine.devices.find import device_class
+from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
-PACKAGE = Path(__file__).parent / "package"
 DEMO = ROOT / "demo" / "model"
+#: Entry points of two that are no devices.
+WRONG = {
+    "testdevice": "quire_testdevice:TestDevice",
+    "broken": "quire_nowhere:Device",
+    "nodevice": "quire_testdevice:ModelRunner",
+}
 
 
-def run(script: str, **environment: str) -> Any:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is installed."""
+    return install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": WRONG})
+
+
+def run(script: str, package: Path, **environment: str) -> Any:
     """What a Python process prints last, as JSON; the package is installed in it."""
-    path = os.pathsep.join([str(PACKAGE), str(ROOT)])
+    path = os.pathsep.join([str(package), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": path, **environment},
@@ -44,11 +56,11 @@ def told(device):
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
+def answers(package: Path) -> dict[str, Any]:
     """What a CPU says, what is loaded then, and what the package's device says, in a process."""
     script = "cpu = told('cpu')\nloaded = sorted(sys.modules)\n"
     script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': told('testdevice')}))"
-    return run(GENERATE + script)
+    return run(GENERATE + script, package)
 
 
 def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
@@ -89,15 +101,15 @@ print(json.dumps(found))
 """
 
 
-def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence() -> None:
-    found = run(REFUSE)
+def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(package: Path) -> None:
+    found = run(REFUSE, package)
     for (name, _, param, words), (named, message) in zip(REFUSED, found, strict=True):
         assert named == param, name
         assert words in message
 
 
-def test_plug_ins_that_the_operator_left_out_are_no_devices() -> None:
-    found = run(REFUSE, QUIRE_PLUGINS="other")
+def test_plug_ins_that_the_operator_left_out_are_no_devices(package: Path) -> None:
+    found = run(REFUSE, package, QUIRE_PLUGINS="other")
     assert found[-1] == ["device", "device must be one of auto, cpu, cuda; got 'testdevice'."]
 
 

@@ -23,17 +23,23 @@ from engine.offline.llm import LLM
 from engine.serving.stat_loggers import StatLoggers
 from tests.engine.pooling.models import make
 from tests.engine.replica import Gateway, replica
+from tests.packages import EXAMPLE, install, project_of
 
 ROOT = Path(__file__).parents[3]
-PACKAGE = Path(__file__).parent / "package"
 DATA = {"query": "a b", "documents": ["c d e f", "a b", "g h"]}
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is installed."""
+    return install(EXAMPLE, tmp_path_factory.mktemp("installed"))
+
+
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package is there, in this process and in those that it starts."""
-    monkeypatch.syspath_prepend(str(PACKAGE))
-    paths = [str(PACKAGE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.syspath_prepend(str(package))
+    paths = [str(package), str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
     io_processor.cache_clear()
@@ -134,16 +140,14 @@ def test_an_entry_point_of_the_wrong_kind_is_refused(
 
 def test_the_page_shows_the_package() -> None:
     page = (ROOT / "docs" / "extending" / "plugins.md").read_text()
-    info = PACKAGE / "quire_example-1.0.dist-info" / "entry_points.txt"
-    for section in info.read_text().strip().split("\n\n"):
-        group, point = section.split("\n")
-        name, value = point.split(" = ")
-        assert f'"{group.strip("[]")}"' in page
-        assert f'{name} = "{value}"' in page
+    for group, points in project_of(EXAMPLE)["entry-points"].items():
+        assert f'"{group}"' in page
+        for name, value in points.items():
+            assert f'{name} = "{value}"' in page
 
 
-def test_plugins_are_found_without_importing_them() -> None:
+def test_plugins_are_found_without_importing_them(package: Path) -> None:
     program = "import engine.contract.plugins as p, sys; p.wanted('quire.stat_loggers'); "
     program += "assert 'quire_example' not in sys.modules"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(ROOT)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)

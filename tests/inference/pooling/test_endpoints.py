@@ -26,8 +26,7 @@ from tenants.db_threads import in_db_thread
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
 from tests.inference.pooling.conftest import Serve
-
-ROOT = Path(__file__).parents[3]
+from tests.packages import EXAMPLE, install
 
 
 async def post(gateway: Gateway, path: str, **body: Any) -> Any:
@@ -282,9 +281,9 @@ async def test_requests_at_once_leave_nothing_behind(gateway: Gateway, serve: Se
 
 
 async def test_data_goes_through_the_models_io_processor(
-    gateway: Gateway, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tests/engine/plugins/package"))
+    monkeypatch.syspath_prepend(str(install(EXAMPLE, tmp_path)))
     io_processor.cache_clear()
     async with serve("embed", io_processor_plugin="example_nearest"):
         asked = {"query": "a b", "documents": ["c d e f", "a b"]}
