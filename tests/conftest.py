@@ -20,6 +20,9 @@ from tests.services import running_redis
 # Products that tests start are compiled once, and not at each start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# OpenMP's threads spin while they wait for each other. Where several workers share a machine, they
+# take the processor from those they wait for: two seconds of three in some files.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Triton's interpreter must be asked for before a kernel is defined, and collecting tests of GPUs
 # defines some. Nothing else here uses Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
