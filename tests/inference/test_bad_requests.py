@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.inference.tokenizer_folder import EOS
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG = 10**5
 PART = {"type": "text", "text": "a"}
+SAID = {"role": "user", "content": "a"}
 
 
 def refused(reply: Reply, param: str | None, status: int = 400) -> None:
@@ -107,23 +109,23 @@ async def test_fault_52_bodies_of_strangers_are_refused_before_they_are_read(
 
 
 @pytest.mark.parametrize(
-    ("field", "body"),
+    ("field", "make"),
     [
-        ("messages", {"messages": [{"role": "user", "content": "a"}] * 200_000}),
-        ("messages", {"messages": [{"role": "user", "content": "a"}] * 9_000}),
-        ("messages", {"messages": [{"role": "user", "content": [PART] * 250_000}]}),
-        ("messages", {"messages": [{"role": "user", "content": [PART] * 9_000}]}),
-        ("logit_bias", {"logit_bias": {str(i): 1 for i in range(600_000)}}),
-        ("messages", {"messages": [{}] * 2_000_000}),
-        ("tools", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 60_000}),
-        ("stop", {"messages": [{"role": "user", "content": "a"}], "stop": ["a"] * 10_000}),
+        ("messages", lambda: {"messages": [SAID] * 200_000}),
+        ("messages", lambda: {"messages": [SAID] * 9_000}),
+        ("messages", lambda: {"messages": [{"role": "user", "content": [PART] * 250_000}]}),
+        ("messages", lambda: {"messages": [{"role": "user", "content": [PART] * 9_000}]}),
+        ("logit_bias", lambda: {"logit_bias": {str(i): 1 for i in range(600_000)}}),
+        ("messages", lambda: {"messages": [{}] * 2_000_000}),
+        ("tools", lambda: {"messages": [SAID], "tools": [{}] * 60_000}),
+        ("stop", lambda: {"messages": [SAID], "stop": ["a"] * 10_000}),
     ],
     ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop"],
 )
 async def test_fault_53_counts_are_bounded_before_anything_is_validated(
-    served: Gateway, field: str, body: dict[str, Any]
+    served: Gateway, field: str, make: Callable[[], dict[str, Any]]
 ) -> None:
-    reply = await served.client.post(CHAT, {"model": "fake", **body})
+    reply = await served.client.post(CHAT, {"model": "fake", **make()})
     assert (reply.status, reply.error["param"]) == (400, field)
 
 
