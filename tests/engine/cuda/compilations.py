@@ -1,5 +1,8 @@
 """What serving compiles after the warm-up, counted on a device that holds nothing.
 
+Arguments are folders of models, each with a quantization behind it ("" for none); each has a line
+of JSON.
+
 Run by `test_compilations.py` in a process of its own, where kernels aren't the interpreter's:
 launches are watched, and what Triton would compile each for is asked of Triton itself.
 """
@@ -120,4 +123,5 @@ def main(folder: Path, quantization: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    for folder, quantization in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        main(Path(folder), quantization or None)

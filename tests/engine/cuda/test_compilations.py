@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,23 +16,39 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
            "moe_intermediate_size": 32, "head_dim": 16}  # fmt: skip
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("change", "quantization"), [({}, []), (EXPERTS, []), (EXPERTS, ["int8"]), ({}, ["int4"])],
-    ids=["plain", "experts", "experts in int8", "int4"],
-)  # fmt: skip
-def test_serving_compiles_nothing_after_the_warm_up(
-    change: dict[str, object], quantization: list[str], tmp_path: Path
-) -> None:
-    """A chat that grew to 8,200 tokens took 35 binaries, a second or more each."""
-    folder = make_model("llama", tmp_path, num_hidden_layers=1, **change)
+#: Changes of a model's settings, and its quantization, by what they are called.
+CASES: dict[str, tuple[dict[str, object], str]] = {
+    "plain": ({}, ""),
+    "experts": (EXPERTS, ""),
+    "experts in int8": (EXPERTS, "int8"),
+    "int4": ({}, "int4"),
+}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What was found of each case, by one process: to import all it needs takes longer than one."""
+    words: list[str] = []
+    for change, quantization in CASES.values():
+        folder = tmp_path_factory.mktemp("counted")
+        words += str(make_model("llama", folder, num_hidden_layers=1, **change)), quantization
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.cuda.compilations", str(folder), *quantization],
+        [sys.executable, "-m", "tests.engine.cuda.compilations", *words],
         capture_output=True, text=True, env=environment, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CASES, lines, strict=True))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_serving_compiles_nothing_after_the_warm_up(
+    counted: dict[str, dict[str, Any]], case: str
+) -> None:
+    """A chat that grew to 8,200 tokens took 35 binaries, a second or more each."""
+    found = counted[case]
     assert found["later"] == []
     # All of them are kernels of the operations that a step has: the count was taken at all.
     assert found["warm"] >= 16
