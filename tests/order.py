@@ -9,8 +9,8 @@ from xdist.scheduler import LoadFileScheduling
 
 #: Folders whose files share a browser or a running product, which one worker starts.
 TOGETHER = ("tests/console/browser/", "tests/e2e/")
-#: Files in them that have a product of their own.
-ALONE = ("tests/e2e/test_chaos.py", "tests/e2e/test_observability.py")
+#: A file in them that has a product of its own.
+ALONE = ("tests/e2e/test_chaos.py",)
 #: What takes a minute and more; all else follows as it was collected. A worker is given two groups
 #: at the start, so something short comes behind the first three.
 FIRST = (

@@ -34,7 +34,7 @@ class Collector:
 
     url: str
     spans: list[Span] = field(default_factory=list)
-    raw: bytes = b""
+    raw: bytearray = field(default_factory=bytearray)
 
     def take(self, body: bytes) -> None:
         """Add an export's spans."""

@@ -7,14 +7,24 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.e2e.product import Product, running
+from tests.e2e.product import Product
+from tests.e2e.watched import Watched, watching
 
 
 @pytest.fixture(scope="package")
-def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    """Quire with the bundled demo model, as `make up` starts it."""
-    with running(tmp_path_factory.mktemp("product")) as found:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Quire with the bundled demo model, as `make up` starts it, and all that it tells of itself.
+
+    To start one takes 20 s of a core, so that those who look into it share it with those who ask.
+    """
+    with watching(tmp_path_factory.mktemp("product")) as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def product(watched: Watched) -> Product:
+    """The product alone."""
+    return watched.product
 
 
 @pytest.fixture

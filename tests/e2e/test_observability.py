@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e import promql
-from tests.e2e.collector import Collector, Span, collecting
-from tests.e2e.product import ROOT, Product, running
+from tests.e2e.collector import Span
+from tests.e2e.product import ROOT
+from tests.e2e.watched import Watched
 from tests.engine.speculative.eager import eager_model
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "zanzibar-marmalade"
-TOKEN = "scrape-me"
-
-
-@dataclass
-class Watched:
-    """A product whose spans go to a collector, and its log."""
-
-    product: Product
-    collector: Collector
-    log: Path
-
-    def metrics(self) -> str:
-        """A scrape."""
-        reply = httpx.get(
-            f"{self.product.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
-        )
-        assert reply.status_code == 200
-        return reply.text
-
-
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("watched")
-    environment = {"QUIRE_LOG_STYLE": "json", "QUIRE_METRICS_TOKEN": TOKEN}
-    with (
-        collecting() as collector,
-        running(folder, "--otlp-traces-endpoint", collector.url, **environment) as product,
-    ):
-        yield Watched(product, collector, folder / "up.log")
 
 
 @pytest.fixture(scope="module")
