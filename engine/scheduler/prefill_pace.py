@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import StepPlan, decodes
+from engine.scheduler.prefill_share import LEAST_OF_A_START
 from engine.scheduler.scheduler import Scheduler
 
 #: Prompt tokens of a step below which its time says too little of them; and the least share: fewer
@@ -36,12 +37,12 @@ class PrefillPace:
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Take a step's time into account."""
-        decodes, prompt_tokens = plan.num_decodes, plan.num_prompt_tokens
+        prompt_tokens = _prompt_load(plan)
         if not prompt_tokens:
             before = self._decode_seconds or seconds
             self._decode_seconds = _moved(before, seconds)
         elif prompt_tokens >= LEAST_TOKENS:
-            beside = self._decode_seconds if decodes else 0.0
+            beside = self._decode_seconds if plan.num_decodes else 0.0
             taken = max(0.0, seconds - beside) / prompt_tokens
             self.seconds_per_token = _moved(self.seconds_per_token, taken)
             self._set()
@@ -49,6 +50,20 @@ class PrefillPace:
     def _set(self) -> None:
         most = max(LEAST_TOKENS, int(self._limit / self.seconds_per_token))
         self._scheduler.limits.share = replace(self._scheduler.limits.share, most=most)
+
+
+def _prompt_load(plan: StepPlan) -> int:
+    """Its prompt tokens, as they count beside decodes."""
+    if not plan.new:
+        return plan.num_prompt_tokens
+    started = {each.seq_id for each in plan.new}
+    load = 0
+    for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True):
+        if seq_id in started:
+            load += max(count, LEAST_OF_A_START)
+        elif not decodes(count, len(plan.drafts.get(seq_id, ()))):
+            load += count
+    return load
 
 
 def _moved(average: float, value: float) -> float:

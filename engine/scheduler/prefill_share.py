@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: A prompt that starts beside decodes counts as so many tokens at least: of one that was found in
+#: the cache few are left to compute, but they read all of it, and the worker is told of it whole.
+LEAST_OF_A_START = 8
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
 #: Sequences that decode beside which `PrefillShare.least` is meant; beside more it grows with them.

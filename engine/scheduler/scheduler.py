@@ -17,7 +17,7 @@ from engine.scheduler.drafts import DraftSource
 from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_share import LEAST_OF_A_START, PrefillShare
 from engine.scheduler.running import RunningSet
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.step_builder import StepBuilder
@@ -125,7 +125,7 @@ class Scheduler:
         self.num_steps += 1
         if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
-        draft = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_tokens())
+        draft = StepBuilder(self.num_steps, self.limits.token_budget, *self._prefill_room())
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
         if not alone:
@@ -295,11 +295,14 @@ class Scheduler:
         for sequence in reversed(list(self.running)):
             self._runs.preempt(sequence)
 
-    def _prefill_tokens(self) -> int:
-        """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
+    def _prefill_room(self) -> tuple[int, int]:
+        """Prompt tokens that this step may hold, and what a prompt that starts counts as at least.
+
+        The budget, unless a sequence decodes in the step.
+        """
         share, budget = self.limits.share, self.limits.token_budget
         if not share.full_at and share.most >= budget:  # no bound: nothing to count
-            return budget
+            return budget, 1
         num_decodes, pending = 0, 0
         for sequence in self.running:
             left = len(sequence.token_ids) + sequence.num_placeholders
@@ -309,5 +312,6 @@ class Scheduler:
             else:
                 pending += left
         if not num_decodes:
-            return budget
-        return min(share.of(num_decodes, pending + self.waiting.num_tokens), budget)
+            return budget, 1
+        room = share.of(num_decodes, pending + self.waiting.num_tokens)
+        return min(room, budget), LEAST_OF_A_START

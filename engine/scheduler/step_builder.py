@@ -15,15 +15,20 @@ class StepBuilder:
     Attributes:
         budget: tokens that may still be dealt.
         prefill_left: prompt tokens among them.
+        least_of_a_start: a prompt that starts counts as so many of these, be it fewer.
         preempted: tenants of whose running sequences one had to make room in this step.
     """
 
-    def __init__(self, step: int, budget: int, prefill_left: int) -> None:
+    def __init__(
+        self, step: int, budget: int, prefill_left: int, least_of_a_start: int = 1
+    ) -> None:
         self.plan = StepPlan(step)
         self.scheduled: list[Sequence] = []
         self.budget = budget
         self.prefill_left = prefill_left
+        self.least_of_a_start = least_of_a_start
         self.preempted: set[str] = set()
+        self._started: set[int] = set()
 
     def deal(self, sequence: Sequence, count: int) -> None:
         """Put `count` tokens of a sequence into the step."""
@@ -34,8 +39,7 @@ class StepBuilder:
         self.budget -= count
         sequence.num_computed_tokens += count
         sequence.flight.num_steps += 1
-        if not decodes(count):
-            self.prefill_left -= count
+        self.prefill_left -= self._prefill_cost(sequence, count)
         known = len(sequence.token_ids)
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             flight = sequence.flight
@@ -74,8 +78,10 @@ class StepBuilder:
         if sequence not in self.scheduled:
             return 0
         at = self.scheduled.index(sequence)
+        self.prefill_left += self._prefill_cost(sequence, self.plan.num_scheduled[at])
         del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
         self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
+        self._started.discard(sequence.seq_id)
         count = self.plan.num_scheduled.pop(at)
         self.plan.new_blocks = [
             entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
@@ -88,11 +94,15 @@ class StepBuilder:
             sequence.flight.prefill_chunks -= 1
             del sequence.flight.chunks[sequence.flight.prefill_chunks :]
         self.budget += count
-        if not decodes(count):
-            self.prefill_left += count
         sequence.num_computed_tokens -= count
         sequence.flight.num_steps -= 1
         return count
+
+    def _prefill_cost(self, sequence: Sequence, count: int) -> int:
+        """What a row takes of the share of prompts."""
+        if self.starts(sequence):
+            return max(count, self.least_of_a_start)
+        return 0 if decodes(count) else count
 
     def dealt(self, sequence: Sequence) -> int:
         """Tokens of a sequence that the step computes, 0 if none."""
@@ -102,13 +112,14 @@ class StepBuilder:
 
     def starts(self, sequence: Sequence) -> bool:
         """Whether the worker doesn't know a sequence yet."""
-        return any(each.seq_id == sequence.seq_id for each in self.plan.new)
+        return sequence.seq_id in self._started
 
     def start(self, sequence: Sequence, tables: list[list[Block]]) -> None:
         """Describe a sequence that the worker doesn't hold, whole."""
         request = sequence.request
         message = request.message
         delivered = sequence.prompt_logprobs
+        self._started.add(sequence.seq_id)
         self.plan.new.append(
             NewSequence(
                 seq_id=sequence.seq_id,

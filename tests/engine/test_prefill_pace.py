@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.plan import StepPlan
+from engine.contract.sampling_params import SamplingParams
+from engine.scheduler.plan import NewSequence, StepPlan
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
 from tests.engine.helpers import Driver
@@ -51,3 +52,14 @@ def test_a_few_tokens_say_nothing() -> None:
 
 def test_a_slow_machine_keeps_the_least() -> None:
     assert paced(1.0)._scheduler.limits.share.most == 32
+
+
+def test_a_start_counts_as_more_than_its_last_token() -> None:
+    pace = paced(0.0005)
+    step = StepPlan(1, list(range(DECODES + 40)), [1] * (DECODES + 40))
+    step.new = [
+        NewSequence(seq_id, [], 0, 0, [], SamplingParams(), 0) for seq_id in range(DECODES, 48)
+    ]
+    for _ in range(150):
+        pace.note(step, 0.01 + 40 * 8 * 0.001)
+    assert pace.seconds_per_token == pytest.approx(0.001, rel=0.02)

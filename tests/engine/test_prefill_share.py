@@ -7,6 +7,7 @@ import random
 import pytest
 
 from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.step_builder import StepBuilder
 from tests.engine.helpers import Driver
 
 
@@ -141,3 +142,39 @@ def test_the_queue_knows_how_many_tokens_wait(policy: str) -> None:
     while driver.scheduler.has_work:
         driver.step()
     assert driver.scheduler.waiting.num_tokens == 0
+
+
+@pytest.mark.parametrize("left_to_compute", [1, 4])
+def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(left_to_compute: int) -> None:
+    driver = Driver(4000, 512, prefill_share=PrefillShare(80, full_at=32), max_num_seqs=300)
+    prompt = list(range(40 + left_to_compute))
+    first = driver.add(prompt)
+    driver.step()
+    driver.scheduler.finish(first, "stop")
+    decoding(driver, 1)
+    for _ in range(64):
+        driver.add(prompt, max_tokens=1)
+    # 71 tokens go beside one decode, and a start counts as 8 of them; with more that decode, more.
+    assert [len(driver.step().new) for _ in range(5)] == [9, 9, 17, 29, 0]
+
+
+def test_prompts_that_were_cached_start_at_once_where_nobody_decodes() -> None:
+    driver = Driver(4000, 512, prefill_share=PrefillShare(80, full_at=32), max_num_seqs=300)
+    first = driver.add(list(range(41)))
+    driver.step()
+    driver.scheduler.finish(first, "stop")
+    for _ in range(64):
+        driver.add(list(range(41)))
+    assert len(driver.step().new) == 64
+
+
+def test_a_start_that_is_taken_back_leaves_its_share_to_others() -> None:
+    driver = Driver(100, 512)
+    draft = StepBuilder(1, 512, 64, least_of_a_start=8)
+    sequence = driver.add([1])
+    draft.start(sequence, [])
+    draft.deal(sequence, 1)
+    assert draft.prefill_left == 56
+    draft.take_back(sequence)
+    assert draft.prefill_left == 64
+    assert not draft.starts(sequence)
