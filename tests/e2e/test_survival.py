@@ -19,7 +19,7 @@ from tests.e2e.product import Product
 from tests.engine.replica import Gateway
 from tests.platform.test_processes import gone
 
-STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "300"))
+STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "200"))
 
 
 def replica_of(product: Product) -> Gateway:
