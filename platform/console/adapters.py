@@ -224,7 +224,11 @@ def _figures(row: Adapter, where: dict[str, list[dict[str, Any]]]) -> dict[str, 
         "id": row.pk,
         "state": state_of(row),
         "versions": {str(v.number): v.state for v in versions},
-        "residency": {v.digest: where.get(v.digest, []) for v in versions if v.digest},
+        "residency": {
+            v.digest: [spot | {"version": v.number} for spot in where.get(v.digest, [])]
+            for v in versions
+            if v.digest
+        },
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from playwright.sync_api import Route, expect
 
 from tests.adapter_files import adapter_folder
 from tests.console.browser.conftest import PHONE, Open
+from tests.console.live import ROOT
 
 
 def test_an_upload_survives_a_broken_line(open_page: Open, tmp_path: Path) -> None:
@@ -45,3 +48,44 @@ def test_what_is_no_adapter_is_refused_at_once(open_page: Open, tmp_path: Path) 
     expect(told).to_have_attribute("data-kind", "error")
     width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert width <= 0
+
+
+_READY = """
+from catalog.models import ServedModel
+from tenants.actors import SYSTEM
+from tenants.models import Tenant
+from tests.platform.adapters import ready
+print(ready(SYSTEM, Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill"),
+            "answered").adapter_id)
+"""
+
+
+def test_what_a_deed_says_is_read_though_states_change_meanwhile(
+    open_page: Open, instance: dict[str, str]
+) -> None:
+    """The page makes itself anew when states change, but not while an answer is on its way."""
+    made = subprocess.run(
+        [sys.executable, "manage.py", "shell", "-v", "0", "-c", _READY],
+        cwd=ROOT,
+        env=instance,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    number = int(made.stdout)
+    page = open_page(f"/console/adapters/{number}/?tenant=acme")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/promote/", hold)
+    page.get_by_role("button", name="Promote").click(no_wait_after=True)
+    changed = {"id": number, "state": "live", "versions": {"1": "live"}, "residency": {}}
+    page.route("**/api/adapters*", lambda route: route.fulfill(json={"adapters": [changed]}))
+    with page.expect_response("**/api/adapters*"):
+        pass
+    (sent,) = held
+    sent.continue_()
+    expect(page.locator(".notice")).to_contain_text("version 1 answers now")

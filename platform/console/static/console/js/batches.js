@@ -2,6 +2,7 @@
 
 import { count } from "./lib/format.js";
 import { Poll } from "./lib/poll.js";
+import { reload } from "./lib/reload.js";
 
 const page = document.querySelector("[data-batches]");
 
@@ -29,7 +30,7 @@ if (page) {
   new Poll(page.dataset.batches, wait, {
     data: ({ batches }) => {
       const ended = batches.map(show).some(Boolean);
-      if (ended && !document.activeElement?.matches("input, select")) location.replace(location.href);
+      if (ended) reload();
     },
     loggedOut: () => location.reload(),
   }).now();

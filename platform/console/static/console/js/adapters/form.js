@@ -1,7 +1,7 @@
 /** The form of an upload: which files, how far they are, and what came of it. */
 
 import { byId, el } from "../lib/dom.js";
-import { percent } from "../lib/format.js";
+import { percent, size } from "../lib/format.js";
 import { Stopped, Upload } from "./upload.js";
 
 const WANTED = ["adapter_config.json", "adapter_model.safetensors"];
@@ -45,9 +45,8 @@ export class UploadForm {
     const alone = found.find((file) => ALONE.test(file.name));
     const pair = found.filter((file) => WANTED.includes(file.name));
     this.#files = pair.length ? pair : alone ? [alone] : found;
-    const size = (file) => `${(file.size / 1e6).toFixed(file.size < 1e7 ? 2 : 0)} MB`;
     byId("chosen").replaceChildren(
-      ...this.#files.map((file) => el("li", {}, file.name, el("span", {}, size(file)))),
+      ...this.#files.map((file) => el("li", {}, file.name, el("span", {}, size(file.size)))),
     );
     this.#tell("");
   }

@@ -1,7 +1,9 @@
 /** The pages of adapters: what is live there stays live, and uploads. */
 
 import { byId, el } from "../lib/dom.js";
+import { size } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
+import { reload } from "../lib/reload.js";
 import { UploadForm } from "./form.js";
 
 const page = document.querySelector("[data-adapters]");
@@ -16,12 +18,6 @@ function signatureOf({ versions }) {
   return numbers.map((number) => `${number}:${versions[number]}`).join(",");
 }
 
-/** Whether somebody is in the middle of something that a reload would undo. */
-function busy() {
-  const at = document.activeElement;
-  return upload?.busy || (at && at !== document.body && at.matches("input, select, textarea"));
-}
-
 function show(adapters) {
   let stale = false;
   for (const adapter of adapters) {
@@ -34,7 +30,7 @@ function show(adapters) {
     if (lying) showSpots(lying, adapter);
   }
   stale ||= document.getElementById("list-title") !== null && adapters.length !== rows();
-  if (stale && !busy()) location.replace(location.href);
+  if (stale && !upload?.busy) reload();
 }
 
 const rows = () => page.querySelectorAll("tr[data-adapter]").length;
@@ -46,19 +42,17 @@ function showTiers(cell, { residency }) {
   cell.replaceChildren(...(spots.length ? spots.map((spot) => tier(spot.tier)) : ["–"]));
 }
 
+/** The words are `templates/console/adapter.html`'s. */
+function spotText({ version, replica, bytes, running, waiting, pinned }) {
+  const where = `version ${version} on ${replica}: ${size(bytes)}`;
+  return ` ${where}, ${running} running, ${waiting} waiting${pinned ? ", pinned" : ""}`;
+}
+
 function showSpots(place, { residency }) {
-  const lines = Object.entries(residency).flatMap(([digest, spots]) =>
-    spots.map((spot) =>
-      el(
-        "p",
-        { class: "spot" },
-        tier(spot.tier),
-        ` ${digest.slice(0, 12)} on ${spot.replica}: ${spot.running} running, ${spot.waiting} waiting` +
-          (spot.load_seconds ? `, loaded in ${spot.load_seconds.toFixed(3)} s` : ""),
-      ),
-    ),
+  const spots = Object.values(residency).flat();
+  place.replaceChildren(
+    ...spots.map((spot) => el("p", { class: "spot" }, tier(spot.tier), spotText(spot))),
   );
-  place.replaceChildren(...lines);
 }
 
 function passing({ adapters }) {

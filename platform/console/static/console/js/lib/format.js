@@ -37,3 +37,17 @@ export function percent(fraction) {
 export function plural(value, word) {
   return `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 }
+
+const UNITS = ["B", "KB", "MB", "GB", "TB"];
+
+/** Bytes as "1.2 MB", a kilobyte being 1,024. */
+export function size(bytes) {
+  if (!Number.isFinite(bytes)) return "–";
+  let unit = 0;
+  let left = bytes;
+  while (left >= 1024 && unit < UNITS.length - 1) {
+    left /= 1024;
+    unit += 1;
+  }
+  return `${oneDigit.format(left)} ${UNITS[unit]}`;
+}

@@ -1,25 +1,13 @@
 /** One model: its replicas' phases as they load, and their logs as they are written. */
 
 import { el } from "../lib/dom.js";
-import { percent } from "../lib/format.js";
+import { percent, size } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
+import { reload } from "../lib/reload.js";
 
 const page = document.querySelector("[data-model-page]");
 /** Lines of a log that are shown; older ones are dropped. */
 const MOST_LINES = 2000;
-
-const bytes = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
-
-function size(value) {
-  const units = ["B", "KB", "MB", "GB", "TB"];
-  let unit = 0;
-  let left = value;
-  while (left >= 1024 && unit < units.length - 1) {
-    left /= 1024;
-    unit += 1;
-  }
-  return `${bytes.format(left)} ${units[unit]}`;
-}
 
 function phaseText({ phase, bytes_done: done, bytes_total: total }) {
   return total ? `${phase}: ${size(done)} of ${size(total)}` : phase;
@@ -53,12 +41,6 @@ function showReplica(sheet, replica) {
 const steady = new Set(["ready", "sleeping", "unloaded", "offline", "idle", "failed"]);
 let before = page?.querySelector("[data-state-of]").dataset.state;
 
-function busy() {
-  const open = document.querySelector("details[open]");
-  const at = document.activeElement;
-  return open || (at && at.matches("input, select, textarea"));
-}
-
 function show(model) {
   const state = page.querySelector("[data-state-of]");
   state.textContent = model.state;
@@ -71,7 +53,7 @@ function show(model) {
     else missing = true;
   }
   const settled = model.state !== before && steady.has(model.state);
-  if ((missing || settled) && !busy()) location.replace(location.href);
+  if (missing || settled) reload();
 }
 
 if (page) {
