@@ -2,18 +2,22 @@
 
 An adapter is loaded beside the steps, while its requests wait and the others run. It stays as long
 as a request uses it, and longer until its room is wanted: then the one that was used longest ago
-goes first, of those owners first that hold more than their share.
+goes first, of those owners first that hold more than their share. What nobody asks for any more
+leaves by itself.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
 from engine.contract.errors import InvalidRequest, QuireError
@@ -29,6 +33,9 @@ _READERS = 2
 _MOST_OVERTAKING = 256
 #: Adapters that left the device, of which something is still told.
 _MOST_REMEMBERED = 256
+#: Seconds without a request after which an adapter's memory is given back, and from one look to
+#: the next. Reading it again takes milliseconds to a second.
+_IDLE_S, _LOOK_S = 600.0, 5.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,6 +50,7 @@ class _Entry:
         users: ids of requests that go through it.
         pinned: never driven out.
         used_at: the pool's clock when it was asked for last.
+        left_at: monotonic seconds when it was used last.
     """
 
     ref: AdapterRef
@@ -53,6 +61,7 @@ class _Entry:
     users: set[str] = field(default_factory=set)
     pinned: bool = False
     used_at: int = 0
+    left_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_free(self) -> bool:
@@ -69,6 +78,7 @@ class AdapterPool:
         capacity: bytes of device memory for adapters.
         max_adapters: how many may be on the device; None: as many as fit.
         refusal: why this model has no adapters; "" where it may.
+        forget: lets what host memory has of an adapter go; None: it keeps none.
     """
 
     def __init__(
@@ -78,15 +88,19 @@ class AdapterPool:
         capacity: int,
         max_adapters: int | None = None,
         refusal: str = "",
+        forget: Callable[[str], None] | None = None,
     ) -> None:
         self.capacity = capacity
         self._load, self._drop, self._most = load, drop, max_adapters
-        self._refusal = refusal
+        self._refusal, self._forget = refusal, forget
         self._entries: dict[str, _Entry] = {}
         self._lines: dict[str, deque[Request]] = {}
         #: For loaded adapters, held back while others wait for room.
         self._held: list[Request] = []
         self._known: dict[str, AdapterState] = {}
+        #: What left the device for host memory, and when it was used last.
+        self._in_host: dict[str, float] = {}
+        self._looked_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
         self._overtaken = 0
@@ -194,6 +208,7 @@ class AdapterPool:
                 asked[1].set_exception(refusal)
             return [(request, refusal) for request in self._lines.pop(digest, ())]
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
+        entry.left_at = time.monotonic()
         entry.load_seconds = facts.load_seconds
         self._num_loads += 1
         self._load_seconds += facts.load_seconds
@@ -224,6 +239,7 @@ class AdapterPool:
             return
         if (entry := self._entries.get(ref.digest)) is not None:
             entry.users.discard(request.request_id)
+            entry.left_at = time.monotonic()
         if request in self._held:
             self._held.remove(request)
         line = self._lines.get(ref.digest)
@@ -271,6 +287,7 @@ class AdapterPool:
         self._clock += 1
         entry = _Entry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
         entry.pinned = ref.digest in self._pinned
+        self._in_host.pop(ref.digest, None)
         self._entries[ref.digest] = entry
 
     def _make_room(self, size: int, owner: str) -> bool:
@@ -297,6 +314,8 @@ class AdapterPool:
         entry = self._entries.pop(digest)
         in_host = self._drop(digest)
         self._num_evictions += 1
+        if in_host:
+            self._in_host[digest] = entry.left_at
         self._remember(entry, "host" if in_host else "disk")
 
     def _bytes_by_owner(self, *, in_use: bool = False) -> dict[str, int]:
@@ -352,6 +371,28 @@ class AdapterPool:
         """Let all go that nobody uses."""
         for digest in [digest for digest, entry in self._entries.items() if entry.is_free]:
             self._evict(digest)
+
+    def give_back_idle(self, now: float) -> None:
+        """Let those go, from host memory too, that no request has used for long.
+
+        `now`: monotonic seconds. Cheap enough to be called between any two steps.
+        """
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        for digest, entry in list(self._entries.items()):
+            if entry.is_free and now - entry.left_at >= _IDLE_S:
+                self._evict(digest)
+        for digest, left_at in list(self._in_host.items()):
+            if now - left_at >= _IDLE_S:
+                self._let_host_go(digest)
+
+    def _let_host_go(self, digest: str) -> None:
+        del self._in_host[digest]
+        if self._forget is not None:
+            self._forget(digest)
+        if (known := self._known.get(digest)) is not None:
+            self._known[digest] = msgspec.structs.replace(known, tier="disk")
 
     def states(self) -> list[AdapterState]:
         """All that are known, wherever they lie."""

@@ -111,6 +111,7 @@ class EngineCore:
             executor.adapter_bytes,
             executor.most_adapters,
             executor.adapter_refusal,
+            forget=executor.forget_adapter,
         )
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.capacity_of, looks_ahead=overlaps

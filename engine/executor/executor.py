@@ -125,6 +125,9 @@ class Executor(Protocol):
         still.
         """
 
+    def forget_adapter(self, digest: str) -> None:
+        """Let go of what host memory has of an adapter that isn't on the device."""
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
 

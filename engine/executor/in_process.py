@@ -268,6 +268,10 @@ class InProcessExecutor:
         """See `Executor`."""
         return self._adapters.drop(digest)
 
+    def forget_adapter(self, digest: str) -> None:
+        """See `Executor`."""
+        self._adapters.forget(digest)
+
     def give_masks(self, output: GrammarOutput) -> None:
         """See `Executor`."""
         self._masks.put(output)

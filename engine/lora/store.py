@@ -116,6 +116,11 @@ class AdapterStore:
                 self._trim()
             return digest in self._host
 
+    def forget(self, digest: str) -> None:
+        """Let go of what host memory has of an adapter that isn't on the device."""
+        with self._lock:
+            self._host.pop(digest, None)
+
     def clear_host(self) -> None:
         """Let those go that aren't on the device: the model's weights may change."""
         with self._lock:

@@ -181,6 +181,7 @@ class EngineService:
             for message, reason in self._adapters.settled():
                 self._reply(message, ok=not reason, detail=reason)
                 self._heart.beat()
+            core.adapters.give_back_idle(time.monotonic())
             core.check_health()
             self._flush(core)
             self.progress_at = time.time()

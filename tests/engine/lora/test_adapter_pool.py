@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -198,4 +199,42 @@ def test_what_can_never_be_used_is_refused_at_once(disk: Disk) -> None:
     off = AdapterPool(disk.load, disk.drop, 100, refusal="There are none here.")
     with pytest.raises(InvalidRequest, match="There are none here"):
         off.check(disk.ref(1))
+    pool.close()
+
+
+def test_what_nobody_asks_for_gives_its_memory_back(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the device and from host memory; not what is in use, pinned, or was used just now."""
+    kept: set[str] = set()
+
+    def drop(digest: str) -> bool:
+        kept.add(digest)
+        return disk.drop(digest)
+
+    pool = AdapterPool(disk.load, drop, 400, forget=kept.discard)
+    idle, driven_out, used, last = (request(disk.ref(number), str(number)) for number in range(4))
+    for each in (driven_out, idle, used, last):
+        pool.admit(each)
+        settle(pool)
+    for each in (driven_out, idle):
+        pool.leave(each)
+    pool.preload(disk.ref(4), pin=True)
+    settle(pool)
+    gone = driven_out.message.adapter
+    assert gone is not None
+    assert kept == {gone.digest}
+    start = time.monotonic()
+    pool.give_back_idle(start + 300)
+    assert disk.device == {disk.ref(number).digest for number in (0, 2, 3, 4)}
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic", lambda: start + 600)
+        pool.leave(last)
+    pool.give_back_idle(start + 900)
+    assert disk.device == {disk.ref(number).digest for number in (2, 3, 4)}
+    assert kept == set()
+    tiers = {state.name: state.tier for state in pool.states()}
+    assert tiers == {"n0": "disk", "n1": "disk", "n2": "device", "n3": "device", "n4": "device"}
+    assert not pool.admit(idle)
+    assert pool.take_ready(_PATIENCE_S) == [(idle, None)]
     pool.close()
