@@ -17,7 +17,8 @@ class ModuleDelta:
         b: [outputs, rank]; of an embedding [hidden, rank].
         scale: see `AdapterConfig.scale_of`.
         b_bias: [outputs], added to what B gives before it is scaled; None: nothing.
-        magnitude: [outputs] of DoRA: the length that each row of W + scale * B A is brought to.
+        magnitude: [outputs] of DoRA: the length that each row of W + scale * B A is brought to; of
+            an embedding [hidden], each column of its changed table.
         bias: [outputs] in the place of the module's own.
     """
 

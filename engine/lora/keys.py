@@ -32,9 +32,10 @@ _ENDINGS: tuple[tuple[str, Kind], ...] = (
 class Key(NamedTuple):
     """What a tensor is: which module's, and which of its parts.
 
-    Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA;
-    `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank]; `bias` and `table` are in the
-    place of the module's own, `tokens` [some, hidden] in that of a table's rows.
+    Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA,
+    of an embedding [hidden]; `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank];
+    `bias` and `table` are in the place of the module's own, `tokens` [some, hidden] in that of a
+    table's rows.
     """
 
     module: str

@@ -135,7 +135,10 @@ def _merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
     table, delta = _own_rows(table, adapter, "embedding"), adapter.embedding
     if delta is None or delta.a is None or delta.b is None:
         return table
-    return table + delta.scale * (delta.b.float() @ delta.a.float()).T
+    merged = table + delta.scale * (delta.b.float() @ delta.a.float()).T
+    if delta.magnitude is None:
+        return merged
+    return merged * (delta.magnitude.float() / merged.norm(dim=0))
 
 
 def merged_dense(

@@ -11,7 +11,7 @@ from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
-from engine.lora.parts import AdaptableModel, Parts, nothing
+from engine.lora.parts import AdaptableModel, Parts, column_gain, nothing
 from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
@@ -135,6 +135,10 @@ class Packer:
         if delta is None or (delta.a is None and table is None and some is None):
             return None
         if (slots := self._model.lora_slots) is not None:
+            if delta.magnitude is not None:
+                raise InvalidRequest(
+                    "DoRA of an embedding isn't supported on this device.", param="use_dora"
+                )
             inner = None if delta.a is None else delta.a.T
             given = EmbeddingWeights(
                 table=table, tokens=some, inner=inner, b=delta.b, scale=delta.scale
@@ -153,6 +157,7 @@ class Packer:
             a=torch.eye(rank, dtype=delta.b.dtype),
             parts=[LoraPart(0, delta.b, 0, delta.scale)],
             out_features=delta.b.shape[0],
+            gain=column_gain(self._model, delta, table),
         )
         outer = self._model.ops.pack_lora(weights)
         self.num_bytes += outer.nbytes

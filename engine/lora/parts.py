@@ -118,6 +118,28 @@ class Parts:
         )
 
 
+def column_gain(model: AdaptableModel, delta: ModuleDelta, table: Tensor | None) -> Tensor | None:
+    """[hidden]: what DoRA multiplies each column of a changed embedding by; None without DoRA.
+
+    `table`: the adapter's own in the place of the model's.
+    """
+    if delta.magnitude is None or delta.a is None or delta.b is None:
+        return None
+    squares = torch.zeros(len(delta.b), dtype=torch.float64)
+    for ids in torch.arange(model.spec.vocab_size).split(_ROWS):
+        own = _embedded(model, ids) if table is None else table[ids]
+        changed = own.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
+        squares += changed.square().sum(dim=0)
+    return delta.magnitude.float() / squares.sqrt().float()
+
+
+def _embedded(model: AdaptableModel, ids: Tensor) -> Tensor:
+    """Rows of the model's own embedding."""
+    ids = ids.to(model.ops.device)
+    table = model.embedding
+    return table[ids] if isinstance(table, Tensor) else table.rows(ids)
+
+
 def nothing(model: AdaptableModel, layer: LinearLayer) -> Tensor:
     """One row of zeros, as a layer of the model takes it."""
     ops = model.ops

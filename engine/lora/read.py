@@ -177,6 +177,7 @@ class _Parts:
             return {
                 "embedding_a": (rank, vocab),
                 "embedding_b": (hidden, rank),
+                "magnitude": (hidden,),
                 "table": (vocab, hidden),
             }
         if (dense := modules.dense(module)) is not None:
@@ -202,12 +203,13 @@ class _Parts:
             for one, other in (("a", "b"), ("embedding_a", "embedding_b")):
                 if (one in has) != (other in has):
                     raise wrong(name, f"has no partner: {one} and {other} go together")
-            if has & {"b_bias", "magnitude"} and "a" not in has:
+            matrices = has & {"a", "embedding_a"}
+            if has & {"b_bias", "magnitude"} and not matrices:
                 raise wrong(name, "is of a module without matrices")
-            if self._config.dora and "a" in has and "magnitude" not in has:
+            if self._config.dora and matrices and "magnitude" not in has:
                 raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
-        if self._config.dora and any("embedding_a" in has for has in kinds.values()):
-            raise InvalidRequest("DoRA of an embedding isn't supported.", param="use_dora")
+            if has >= {"embedding_a", "magnitude", "tokens"}:
+                raise wrong(name, "is of DoRA, but rows of single tokens stand beside it")
 
 
 def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:

@@ -53,6 +53,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding": ("llama", {"target_modules": ["q_proj", "embed_tokens"]}),
     "head": ("llama", {"target_modules": ["down_proj", "lm_head"]}),
     "embedding-and-head": ("llama", {"target_modules": ["embed_tokens", "lm_head"]}),
+    "dora-of-embedding": ("llama", {"target_modules": [*ALL, "embed_tokens"], "use_dora": True}),
+    "dora-of-scaled-embedding": ("gemma", {"target_modules": ["embed_tokens"], "use_dora": True}),
     "scaled-embedding": ("gemma", {"target_modules": ["embed_tokens", "o_proj"]}),
     "whole-embedding-and-head": (
         "llama",

@@ -21,7 +21,7 @@ from .test_peft_equality import VARIANTS
 @pytest.mark.parametrize(
     "variant",
     ["bias-of-b", "dora-with-biases", "grouped-rows", "transposed-dora", "embedding-and-head",
-     "whole-embedding-and-head", "scaled-embedding", "layer-by-layer"],
+     "whole-embedding-and-head", "dora-of-scaled-embedding", "layer-by-layer"],
 )  # fmt: skip
 def test_sound_adapters_pass(tmp_path: Path, variant: str) -> None:
     recipe, options = VARIANTS[variant]
