@@ -72,7 +72,12 @@ def models(request: HttpRequest) -> dict[str, Any]:
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
     states = states_of(names, live_replicas(), rows)
     found = [
-        {"id": card.id, **state, "max_model_len": card.max_model_len or state["context"]}
+        {
+            "id": card.id,
+            "parent": card.parent,
+            **state,
+            "max_model_len": card.max_model_len or state["context"],
+        }
         for card in cards
         for state in [states[card.parent or card.id]]
         if GENERATE in (state["tasks"] or [GENERATE])

@@ -203,6 +203,7 @@ def test_a_replica_that_beats_but_does_not_move_is_stalled(login: Login, beat: B
 def test_a_model_without_a_replica_is_offline(login: Login) -> None:
     assert models(login("ada"))["quill"] == {
         "id": "quill",
+        "parent": "",
         "state": "offline",
         "load_progress": 0.0,
         "replicas": 0,

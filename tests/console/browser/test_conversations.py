@@ -159,6 +159,22 @@ def test_a_link_names_the_models_that_answer_side_by_side(open_page: Open) -> No
     expect(page.locator(".pair .turn-who")).to_have_text(["acme-private", "quill"])
 
 
+def test_a_link_names_an_adapter_with_its_base(open_page: Open) -> None:
+    """Whatever name the list has for it."""
+    models = [
+        {"id": name, "parent": parent, "state": "ready", "max_model_len": 4096, "tasks": []}
+        for name, parent in (("quill", ""), ("tone", "quill"))
+    ]
+    answer = {"models": models, "tenant": "acme", "tenants": [{"id": "acme", "name": "Acme"}]}
+    link = "/?tenant=acme&model=quill&second=quill%3Atone"
+    page = open_page(link, answers={"/console/api/models": answer})
+    playground = PlaygroundPage(page).ready()
+    expect(page.locator("#second .picker-name")).to_have_text("tone")
+    playground.prompt.fill("Both of you")
+    playground.prompt.press("Enter")
+    expect(page.locator(".pair .turn-who")).to_have_text(["quill", "tone"])
+
+
 @views
 def test_tools_are_called_and_the_reader_says_what_they_return(
     open_page: Open, view: dict[str, Any]

@@ -45,7 +45,7 @@ const second = new Picker(byId("second"), byId("second-list"), conversation.seco
   conversation.second = compare.getAttribute("aria-pressed") === "true" ? id : "";
   conversation.changed();
 });
-const tenants = new Tenants(byId("tenant-choice"), byId("tenant"), reader, () => models.now());
+const tenants = new Tenants(byId("tenant-choice"), byId("tenant"), reader, linked.get("tenant"), () => models.now());
 const thread = new Thread(byId("scroller"), byId("thread"), {
   edit: (index, text) => playground.edit(index, text),
   again: () => playground.again(),

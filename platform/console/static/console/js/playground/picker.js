@@ -48,9 +48,12 @@ export class Picker {
     });
   }
 
-  /** The chosen model, or undefined while there's none. */
+  /** The chosen model, or undefined while there's none. An adapter goes by `base:name` too. */
   get model() {
-    return this.models.find((model) => model.id === this.#value);
+    return (
+      this.models.find(({ id }) => id === this.#value) ??
+      this.models.find(({ id, parent }) => parent && `${parent}:${id}` === this.#value)
+    );
   }
 
   /** Choose one without telling; "" leaves it to the next `update`. */
@@ -82,7 +85,7 @@ export class Picker {
       this.#list.replaceChildren(...models.map((_, index) => newOption(this.#list.id, index)));
     }
     for (const [index, each] of models.entries()) {
-      fillOption(this.#list.children[index], each, each.id === this.#value);
+      fillOption(this.#list.children[index], each, each === model);
     }
     this.#point(Math.min(this.#active, models.length - 1));
   }
@@ -95,7 +98,7 @@ export class Picker {
     if (this.models.length === 0) return;
     this.#button.setAttribute("aria-expanded", "true");
     this.#list.hidden = false;
-    this.#point(this.models.findIndex((model) => model.id === this.#value));
+    this.#point(this.models.indexOf(this.model));
   }
 
   #hide() {
@@ -108,7 +111,7 @@ export class Picker {
   #choose(index) {
     const model = this.models[index];
     this.#hide();
-    if (!model || model.id === this.#value) return;
+    if (!model || model === this.model) return;
     this.#value = model.id;
     this.#onChange(model.id);
     this.#render();

@@ -14,12 +14,12 @@ export class Tenants {
   #value;
   #shown = "";
 
-  /** `onChange()`: the reader chose another. */
-  constructor(select, line, reader, onChange) {
+  /** `linked`: the one that a link names, for this once. `onChange()`: the reader chose another. */
+  constructor(select, line, reader, linked, onChange) {
     this.#select = select;
     this.#line = line;
     this.#key = PREFIX + reader;
-    this.#value = this.#kept();
+    this.#value = linked ?? this.#kept();
     select.addEventListener("change", () => {
       this.#value = select.value;
       this.#keep();
