@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from django.core.management.base import CommandError, CommandParser
+from django.db.models import QuerySet
 
 from adapters.models import Adapter
 from tenants.commands import find_tenant
+from tenants.models import Tenant
 
 
 def add_adapter_arguments(parser: CommandParser) -> None:
@@ -19,15 +21,25 @@ def add_adapter_arguments(parser: CommandParser) -> None:
 def find_adapter(name: str, tenant: str | None) -> Adapter:
     """The adapter, or a `CommandError` that names those there are."""
     rows = Adapter.objects.select_related("tenant", "served_model")
-    rows = rows.filter(tenant=find_tenant(tenant) if tenant else None)
     model, colon, own = name.rpartition(":")
-    found = list(
-        rows.filter(name=own, served_model__name=model) if colon else rows.filter(name=name)
-    )
+    named = rows.filter(name=own, served_model__name=model) if colon else rows.filter(name=name)
+    whose = find_tenant(tenant) if tenant else None
+    found = list(named.filter(tenant=whose))
     if not found:
-        known = ", ".join(str(row) for row in rows[:20]) or "none yet"
-        raise CommandError(f"There is no adapter {name!r} here. Adapters: {known}.")
+        raise CommandError(_missing(name, whose, rows.filter(tenant=whose), named))
     if len(found) > 1:
         names = " or ".join(str(row) for row in found)
         raise CommandError(f"Several models have an adapter {name!r}: name {names}.")
     return found[0]
+
+
+def _missing(
+    name: str, tenant: Tenant | None, rows: QuerySet[Adapter], named: QuerySet[Adapter]
+) -> str:
+    """What there is instead, and where one of that name is."""
+    place = f"of {tenant.slug}" if tenant else "shared by all tenants"
+    known = ", ".join(str(row) for row in rows[:20]) or "none yet"
+    told = f"There is no adapter {name!r} {place}. Adapters {place}: {known}."
+    owners = sorted({row.owner for row in named[:20]})
+    hints = [f"--tenant {owner}" if owner else "no --tenant" for owner in owners]
+    return f"{told} One of that name is found with {' or '.join(hints)}." if hints else told

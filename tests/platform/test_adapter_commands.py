@@ -44,20 +44,24 @@ def test_an_adapters_life_by_commands(world: World, tmp_path: Path, capsys: Any)
 
 def test_commands_name_what_is_missing(world: World, tmp_path: Path) -> None:
     served()
-    with pytest.raises(CommandError, match="There is no adapter 'x' here"):
+    with pytest.raises(CommandError, match="There is no adapter 'x' shared by all"):
         call_command("promote_adapter", "x")
     with pytest.raises(CommandError, match="no tenant 'nobody'"):
         call_command("list_adapters", tenant="nobody")
-    with pytest.raises(CommandError, match="No adapter found"):
+    with pytest.raises(CommandError, match=r"There is no folder or \.gguf file /"):
         call_command("load_adapter", str(tmp_path / "nothing"), model="base")
+    with pytest.raises(CommandError, match="a repository of the hub is owner/name"):
+        call_command("load_adapter", "nothing", model="base")
     folder = adapter_folder(tmp_path / "bad", says="refuse")
+    with pytest.raises(CommandError, match="is a file: name the folder that holds it"):
+        call_command("load_adapter", str(folder / "adapter_config.json"), model="base")
     with pytest.raises(CommandError, match=r"is refused: lora_A holds NaN\."):
         call_command("load_adapter", str(folder), model="base")
 
 
 def test_a_tenants_adapter_is_asked_for_by_its_tenant(world: World, capsys: Any) -> None:
     ready(world.owner, world.acme, served())
-    with pytest.raises(CommandError):
+    with pytest.raises(CommandError, match="One of that name is found with --tenant acme"):
         call_command("promote_adapter", "tone")
     assert "version 1" in said(capsys, "promote_adapter", "tone", tenant="acme")
 

@@ -51,7 +51,7 @@ class Command(QuireCommand):
             "description": options["description"],
             "promote": not options["no_promote"],
         }
-        if path.exists() or source.startswith(("/", ".", "~")):
+        if _is_path(source, path):
             version = actions.add_from_folder(path=str(path.absolute()), **common)
         else:
             version = actions.add_from_hub(repository=source, **common)
@@ -66,6 +66,22 @@ class Command(QuireCommand):
             raise CommandError(f"{version} is refused: {version.problem}")
         live = "live" if version.state == VersionState.LIVE else "ready"
         self.stdout.write(f"{version} is {live}: {version.digest}")
+
+
+def _is_path(source: str, path: Path) -> bool:
+    """Whether the source lies here, not in the hub. Raises `CommandError` where it does neither."""
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return True
+    if path.is_file():
+        raise CommandError(f"{source} is a file: name the folder that holds it, or a .gguf file.")
+    if source.startswith(("/", ".", "~")):
+        raise CommandError(f"There is no folder or .gguf file {source}.")
+    if source.count("/") != 1:
+        raise CommandError(
+            f"There is no folder or .gguf file {source}, and a repository of the hub is "
+            "owner/name or owner/name@revision."
+        )
+    return False
 
 
 def finished(version: AdapterVersion) -> AdapterVersion:
