@@ -67,6 +67,10 @@ class Swapped:
     refused: list[tuple[int, str]] = field(default_factory=list)
     kills: int = 0
 
+    def told_apart(self) -> bool:
+        """Whether a digest's words are its own: else none could be wrong."""
+        return len(set(self.expected.values())) == len(self.expected)
+
     def wrong(self) -> list[tuple[str, int, str]]:
         """Answers that aren't their digest's own."""
         return [each for each in self.answers if self.expected.get(each[:2]) != each[2]]

@@ -72,6 +72,7 @@ async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_o
     swapped = await swapped_under_kills(harmed.instance, 2, 1)
     assert swapped.wrong() == []
     assert len({digest for digest, _ in swapped.expected}) == 2
+    assert swapped.told_apart()
     assert {digest for digest, *_ in swapped.answers} == {digest for digest, _ in swapped.expected}
     assert len(swapped.answers) > 12
     assert swapped.kills == 2
