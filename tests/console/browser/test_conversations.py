@@ -173,6 +173,10 @@ def test_a_link_names_an_adapter_with_its_base(open_page: Open) -> None:
     playground.prompt.fill("Both of you")
     playground.prompt.press("Enter")
     expect(page.locator(".pair .turn-who")).to_have_text(["quill", "tone"])
+    page.set_viewport_size(PHONE)
+    for name in page.locator(".picker-button .picker-name").all():
+        assert name.evaluate("name => name.clientWidth >= name.scrollWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @views
