@@ -92,7 +92,9 @@ class LoadView(OperatorView):
     """How busy the replicas are."""
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """`server_load`: requests that run or wait, over all replicas as last heard."""
+        """`server_load`: requests that run or wait, over all replicas as last heard, with what this
+        gateway gave them since.
+        """
         replicas = {
             replica.heartbeat.replica_id: _load(replica) for replica in await replicas_of(request)
         }
@@ -106,7 +108,7 @@ def _load(replica: Replica) -> dict[str, Any]:
         "model": beat.model.name,
         "state": beat.state,
         "running": beat.stats.num_requests_running,
-        "waiting": beat.stats.num_requests_waiting,
+        "waiting": beat.stats.num_requests_waiting + replica.submitted,
         "kv_cache_usage": beat.stats.kv_cache_usage_perc,
     }
 

@@ -9,6 +9,7 @@ from inference.openai.chat_answer import ChatAnswer
 from inference.openai.chat_store import respond_and_keep
 from inference.openai.chat_stream import ChatStreamWriter
 from inference.openai.keeping import check_room
+from inference.openai.load_report import report_load
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse_beside, respond
 from inference.web.negotiation import JSON_OR_EVENTS
@@ -29,10 +30,13 @@ class ChatCompletionsView(GatewayView):
         turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
         ignored += turn.options.unfollowed
         if chat.store:
-            return await respond_and_keep(turn, chat, ignored, request.caller)
-        return await respond(
-            turn,
-            ignored,
-            writer=lambda: ChatStreamWriter(turn),
-            answer=lambda: ChatAnswer(turn),
-        )
+            response = await respond_and_keep(turn, chat, ignored, request.caller)
+        else:
+            response = await respond(
+                turn,
+                ignored,
+                writer=lambda: ChatStreamWriter(turn),
+                answer=lambda: ChatAnswer(turn),
+            )
+        await report_load(request, response, turn.job.served.base)
+        return response

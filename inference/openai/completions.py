@@ -11,6 +11,7 @@ from inference.generation.field_names import renamed
 from inference.openai.completion_answer import CompletionAnswer
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.completion_stream import CompletionStreamWriter
+from inference.openai.load_report import report_load
 from inference.openai.schemas import CompletionRequest
 from inference.openai.schemas.structured import Constraint
 from inference.openai.serving import parse_beside, respond
@@ -40,12 +41,14 @@ class CompletionsView(GatewayView):
         job = await completion_job(request, completion, served)
         options = CompletionOptions.of(completion, job)
         generation = await Generation.start(job)
-        return await respond(
+        response = await respond(
             generation,
             ignored,
             writer=lambda: CompletionStreamWriter(generation, options),
             answer=lambda: CompletionAnswer(generation, options),
         )
+        await report_load(request, response, served.base)
+        return response
 
 
 async def completion_job(

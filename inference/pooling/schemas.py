@@ -21,7 +21,6 @@ from inference.pooling.texts import Item, split_input, texts_of
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "embedding_types": (["float"],),
     "images": ([],),
-    "input_type": (),
     "max_chunks_per_doc": (),
     "padding": ("do_not_pad",),
     "rank_fields": (),

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from inference.engine_client import get_engine_client
 from tenants import actions, scopes
 from tenants.actors import SYSTEM
 from tests.inference.conftest import Gateway
@@ -65,6 +66,18 @@ async def test_the_load_is_what_runs_and_waits(operator: Gateway) -> None:
         "waiting": 0,
         "kv_cache_usage": 0.0,
     }
+
+
+async def test_the_load_has_what_no_heartbeat_tells_yet(
+    operator: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = operator.fake(replica_id="a")
+    monkeypatch.setattr(replica, "_heart", asyncio.Event().wait)
+    async with operator.serving(replica):
+        (known,) = get_engine_client().fleet.of_model("fake")
+        known.submitted += 2
+        body = (await operator.client.get("/load")).json()
+    assert (body["server_load"], body["replicas"]["a"]["waiting"]) == (2, 2)
 
 
 async def test_server_info_names_what_runs_and_no_secret(operator: Gateway) -> None:

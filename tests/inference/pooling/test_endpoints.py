@@ -298,6 +298,13 @@ async def test_data_goes_through_the_models_io_processor(
         assert (await gateway.client.post("/pooling", both)).error["param"] == "data"
 
 
+async def test_a_kind_of_input_is_ignored_and_named(gateway: Gateway, serve: Serve) -> None:
+    async with serve("embed"):
+        body = {"model": "embed", "input": TEXTS[0], "input_type": "query"}
+        reply = await gateway.client.post("/v1/embeddings", body)
+    assert (reply.status, reply.headers["x-quire-ignored-fields"]) == (200, "input_type")
+
+
 async def test_data_for_a_model_without_an_io_processor_is_refused(
     gateway: Gateway, serve: Serve
 ) -> None:
