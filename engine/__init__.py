@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.contract.lora_request import LoRARequest
+from engine.contract.output_kind import RequestOutputKind
 from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from engine.offline.beam_search_params import BeamSearchParams
     from engine.offline.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
+    from engine.offline.for_programs import PoolerConfig, cleanup_dist_env_and_memory
     from engine.offline.llm import LLM
     from engine.offline.llm_engine import LLMEngine
     from engine.offline.metrics import Counter, Gauge, Histogram, Metric, Vector
@@ -52,6 +54,7 @@ __all__ = [
     "LoRARequest",
     "Metric",
     "ModelRegistry",
+    "PoolerConfig",
     "PoolingParams",
     "PoolingRequestOutput",
     "PromptInputs",
@@ -59,6 +62,7 @@ __all__ = [
     "PromptType",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
@@ -67,6 +71,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "Vector",
+    "cleanup_dist_env_and_memory",
     "tensorize_vllm_model",
 ]
 #: Where those are that need torch: loaded when they're asked for.
@@ -75,6 +80,7 @@ _LATER = {
     "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "engine.offline.beam_search_params": ("BeamSearchParams",),
     "engine.offline.engine_args": ("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
+    "engine.offline.for_programs": ("PoolerConfig", "cleanup_dist_env_and_memory"),
     "engine.offline.llm": ("LLM",),
     "engine.offline.llm_engine": ("LLMEngine",),
     "engine.offline.metrics": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.contract.checks import integer, is_unicode, number, token_ids
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.output_kind import RequestOutputKind
 from engine.contract.repetition import RepetitionDetectionParams
 from engine.contract.sampling_fields import SamplingFields
 from engine.contract.structured_outputs import StructuredOutputsParams
@@ -42,6 +43,7 @@ def check_values(params: SamplingFields) -> None:
     _check_counts(params)
     _check_numbers(params)
     _check_stops(params)
+    _check_output_kind(params)
     _check_token_lists(params)
     _check_processors(params)
     _check_structured_outputs(params)
@@ -148,6 +150,20 @@ def _check_stops(params: SamplingFields) -> None:
     _check_strings(params, "bad_words", MAX_BAD_WORDS)
     if params.stop and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize=True.", param="stop")
+
+
+def _check_output_kind(params: SamplingFields) -> None:
+    kind = params.output_kind
+    if not isinstance(kind, RequestOutputKind):
+        raise InvalidRequest(
+            f"output_kind must be a RequestOutputKind, got {kind!r}.", param="output_kind"
+        )
+    chosen_at_the_end = params.use_beam_search or params.num_sequences > params.n
+    if kind is RequestOutputKind.DELTA and chosen_at_the_end:
+        raise InvalidRequest(
+            "output_kind=DELTA doesn't go with best_of or beams, which choose at the end.",
+            param="output_kind",
+        )
 
 
 def _check_strings(params: SamplingFields, name: str, limit: int) -> None:

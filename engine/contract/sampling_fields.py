@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from engine.contract.output_kind import RequestOutputKind
 from engine.contract.repetition import RepetitionDetectionParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.contract.thinking import ThinkingParams
@@ -51,6 +52,8 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
         thinking: how to tell the model's reasoning: `structured_outputs` begin after it, and it may
             have a budget of tokens.
+        output_kind: offline only, of engines that hand outputs over as they grow: all from the
+            beginning, what is new, or the end alone. `LLM` gives the end alone in any case.
         logits_processors: offline only, callables on (generated ids, logits).
     """
 
@@ -89,6 +92,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     thinking: ThinkingParams | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     @property
     def greedy(self) -> bool:

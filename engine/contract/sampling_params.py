@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.checks import token_ids
+from engine.contract.output_kind import RequestOutputKind
 from engine.contract.repetition import RepetitionDetectionParams
 from engine.contract.sampling_checks import (
     MAX_LOGIT_BIAS,
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_STOP",
     "MAX_STOP_CHARS",
     "RepetitionDetectionParams",
+    "RequestOutputKind",
     "SamplingParams",
     "ThinkingParams",
     "check_context",

@@ -20,6 +20,7 @@ from engine.devices.joined_thread import JoinedThread
 from engine.offline.engine_args import EngineArgs
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
+from engine.offline.pause import Pause
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from engine.offline.prompts import Prompt, one_of
 from engine.offline.tokenizer import OfflineTokenizer
@@ -43,6 +44,7 @@ class AsyncLLM:
         self._streams: dict[str, _Stream] = {}
         self._dead: BaseException | None = None
         self._stopped = False
+        self._pause = Pause()
         made: Future[LLMEngine] = Future()
         self._thread = JoinedThread(
             self._run, config, made, name="quire-engine", tell_end=partial(self._calls.put, None)
@@ -67,9 +69,10 @@ class AsyncLLM:
             return
         made.set_result(engine)
         try:
-            while self._take_calls(wait=not engine.core.has_work):
-                if engine.core.has_work:
+            while self._take_calls(wait=self._pause.frozen or not engine.core.has_work):
+                if engine.core.has_work and not self._pause.frozen:
                     self._step(engine)
+                self._pause.settle(engine.has_unfinished_requests())
         except BaseException as error:
             self._dead = error
             for stream in list(self._streams.values()):
@@ -93,8 +96,9 @@ class AsyncLLM:
         touched, pooled = engine.advance()
         for collector in touched:
             stream = self._streams.get(collector.request_id)
-            if stream is not None:
-                stream.put(collector.error or collector.result())
+            told = collector.error or collector.handed_over()
+            if stream is not None and told is not None:
+                stream.put(told)
         for result in pooled:
             stream = self._streams.get(result.request_id)
             if stream is not None:
@@ -127,7 +131,8 @@ class AsyncLLM:
         *,
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """The request's result so far, each time from its beginning, until `finished`.
+        """The request's result so far, each time from its beginning, until `finished`; or what
+        `sampling_params.output_kind` says.
 
         A consumer that stops listening aborts the request. `sampling_params`: None are the model's
         own; `request_id`: None makes one; `inputs` is the old name of `prompt`.
@@ -166,6 +171,7 @@ class AsyncLLM:
         request_id = uuid.uuid4().hex if given_id is None else given_id
 
         def add() -> None:
+            self._pause.check_new()
             self.engine.add_request(
                 request_id, prompt, params, lora_request=lora_request, priority=priority
             )
@@ -262,6 +268,34 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         """Whether something sleeps still."""
         return await self._call(self.engine.is_sleeping)
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Run no more steps until `resume_generation`, and let nothing new in.
+
+        Args:
+            mode: "abort" ends the requests that run, with an `EngineFault` for who listens; "wait"
+                lets them come to their end first; "keep" holds them where they are, and takes new
+                ones that then wait with them.
+            clear_cache: forget cached prefixes too, but with "keep", whose requests hold them.
+
+        Raises:
+            InvalidRequest: there is no such mode.
+        """
+        settled = await self._call(lambda: self._pause.begin(mode))
+        if mode == "abort":
+            await self.abort(list(self._streams))
+        if mode == "wait":
+            await asyncio.wrap_future(settled)
+        if clear_cache and mode != "keep":
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        await self._call(self._pause.end)
+
+    async def is_paused(self) -> bool:
+        """Whether `pause_generation` holds."""
+        return bool(self._pause)
 
     async def start_profile(self, folder: str | None = None) -> None:
         """Record what is computed; see `LLMEngine.start_profile`."""

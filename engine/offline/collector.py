@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
+from engine.contract.output_kind import RequestOutputKind
 from engine.contract.outputs import (
     CompletionOutput,
     FlatLogprobs,
@@ -17,6 +18,7 @@ from engine.contract.outputs import (
 from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.assembler import OutputAssembler, flat_entry, logprob_entry
+from engine.offline.news import Told
 from engine.offline.request_figures import RequestFigures
 from engine.text.tokenizer import Tokenizer
 
@@ -49,6 +51,7 @@ class Collector:
             for index in range(params.num_sequences)
         ]
         self._params = params
+        self._told = Told()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
         self._cached = 0
         self._flights: dict[int, FlightRecord] = {}
@@ -129,6 +132,14 @@ class Collector:
             flights=[flight for _, flight in sorted(self._flights.items())],
             metrics=replace(self._metrics),
         )
+
+    def handed_over(self) -> RequestOutput | None:
+        """What `output_kind` wants told now; None for nothing yet."""
+        kind = self._params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+            return None
+        result = self.result()
+        return self._told.news(result) if kind is RequestOutputKind.DELTA else result
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The n best of best_of, best first."""

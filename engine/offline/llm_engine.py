@@ -190,7 +190,7 @@ class LLMEngine:
 
     def step(self) -> list[Result]:
         """Run one step: the results so far of all requests that got something, each from its
-        beginning; `finished` says which have ended.
+        beginning or as its `output_kind` says; `finished` says which have ended.
 
         Raises:
             EngineFault, InvalidRequest: a request failed; the others go on with the next step.
@@ -200,7 +200,8 @@ class LLMEngine:
         for collector in touched:
             if collector.error is not None:
                 raise collector.error
-            results.append(collector.result())
+            if (told := collector.handed_over()) is not None:
+                results.append(told)
         return results + list(pooled)
 
     def advance(self) -> tuple[list[Collector], list[PoolingRequestOutput[PoolingOutput]]]:

@@ -134,6 +134,53 @@ for output in outputs:
     assert len(output.outputs.embedding) == HIDDEN
 """
 
+STREAMING = """
+import asyncio
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+async def main():
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model="facebook/opt-125m", enforce_eager=True)
+    )
+    pieces = []
+    try:
+        async for output in engine.generate(
+            request_id="stream-1", prompt="the fox", sampling_params=SamplingParams(
+                max_tokens=9, seed=42, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+            )
+        ):
+            for completion in output.outputs:
+                pieces += completion.token_ids
+                print(completion.text, end="", flush=True)
+            if output.finished:
+                break
+    finally:
+        engine.shutdown()
+    assert len(pieces) == 9
+
+asyncio.run(main())
+"""
+
+POOLERS = """
+from vllm import LLM
+from vllm.config import PoolerConfig
+from vllm.distributed import cleanup_dist_env_and_memory
+
+for pooling_type in ("MEAN", "LAST"):
+    llm = LLM(
+        model="intfloat/e5-mistral-7b-instruct", convert="embed",
+        pooler_config=PoolerConfig(pooling_type=pooling_type, use_activation=False),
+    )
+    (output,) = llm.embed("the quick brown fox")
+    assert sum(each * each for each in output.outputs.embedding) > 1.001
+    del llm
+    cleanup_dist_env_and_memory()
+"""
+
 EXAMPLES = {
     "offline_inference": OFFLINE,
     "offline_inference_with_prefix": PREFIX,
@@ -142,6 +189,8 @@ EXAMPLES = {
     "token_prompts": TOKENS,
     "async_engine": ASYNC,
     "offline_inference_embedding": EMBEDDING,
+    "async_llm_streaming": STREAMING,
+    "pooler_config": POOLERS,
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from engine import (
     LLMEngine,
     PoolingParams,
     RequestOutput,
+    RequestOutputKind,
     SamplingParams,
 )
 from engine.contract.config import EngineConfig
 from engine.contract.errors import (
     ContextLengthExceeded,
     EngineFault,
+    EnginePaused,
     EngineSleeping,
     InvalidRequest,
     ModelLoadError,
@@ -173,6 +176,101 @@ async def test_ids_and_parameters_may_be_left_out(
     await engine.do_log_stats()
     assert "generation throughput: " in caplog.messages[-1]
     assert engine.model_config.max_model_len == 128
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_outputs_are_handed_over_as_they_are_wanted(engine: AsyncLLM) -> None:
+    asked = SamplingParams(max_tokens=12, seed=5, n=2, logprobs=1, prompt_logprobs=1)
+    told = {
+        kind: [
+            result
+            async for result in engine.generate(
+                TEXTS[0], msgspec.structs.replace(asked, output_kind=kind), kind.name
+            )
+        ]
+        for kind in RequestOutputKind
+    }
+    (whole,) = told[RequestOutputKind.FINAL_ONLY]
+    assert told[RequestOutputKind.CUMULATIVE][-1].outputs == whole.outputs
+    deltas = told[RequestOutputKind.DELTA]
+    assert len(deltas) > 3
+    assert [each.finished for each in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert [each.prompt_logprobs for each in deltas if each.prompt_logprobs] == [
+        whole.prompt_logprobs
+    ]
+    for expected in whole.outputs:
+        parts = [part for each in deltas for part in each.outputs if part.index == expected.index]
+        assert "".join(part.text for part in parts) == expected.text
+        assert list(chain(*(part.token_ids for part in parts))) == expected.token_ids
+        assert list(chain(*(part.logprobs for part in parts))) == expected.logprobs
+        assert all(part.token_ids or part.text or part.finished for part in parts)
+        ended = parts[-1]
+        assert (ended.finish_reason, ended.cumulative_logprob) == (
+            expected.finish_reason,
+            expected.cumulative_logprob,
+        )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"output_kind": 1},
+        {"output_kind": RequestOutputKind.DELTA, "best_of": 2},
+        {"output_kind": RequestOutputKind.DELTA, "use_beam_search": True, "n": 2},
+    ],
+)
+def test_a_kind_of_output_that_cant_be_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="output_kind") as caught:
+        SamplingParams(**given)
+    assert caught.value.param == "output_kind"
+
+
+def test_whole_results_are_whole_whatever_kind_is_asked_for(llm: LLM) -> None:
+    deltas = msgspec.structs.replace(GREEDY, output_kind=RequestOutputKind.DELTA)
+    found, expected = (llm.generate(TEXTS, params, use_tqdm=False) for params in (deltas, GREEDY))
+    assert tokens(found) == tokens(expected)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_engine_stands_still_and_goes_on(engine: AsyncLLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    expected = await last(engine, "the", long, "unpaused")
+    stream = engine.generate("the", long, "held")
+    first = await anext(stream)
+    await engine.pause_generation(mode="keep")
+    assert await engine.is_paused()
+    joined = asyncio.create_task(last(engine, TEXTS[1], GREEDY, "joins"))
+    steps = engine.engine.core.snapshot().steps_total
+    await asyncio.sleep(0.05)
+    assert engine.engine.core.snapshot().steps_total == steps
+    await engine.resume_generation()
+    results = [first] + [result async for result in stream]
+    assert tokens(results[-1:]) == tokens([expected])
+    assert (await joined).finished
+    assert not await engine.is_paused()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_pause_lets_requests_end_or_ends_them(engine: AsyncLLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    lasting = engine.generate("the", long, "lasts")
+    await anext(lasting)
+    await engine.pause_generation(mode="wait")
+    assert not engine.engine.has_unfinished_requests()
+    assert len([result async for result in lasting][-1].outputs[0].token_ids) == 100
+    with pytest.raises(EnginePaused):
+        await last(engine, "the", GREEDY, "refused")
+    await engine.resume_generation()
+    stream = engine.generate("the", long, "ended")
+    await anext(stream)
+    await engine.pause_generation()
+    with pytest.raises(EngineFault, match="aborted"):
+        async for _ in stream:
+            pass
+    with pytest.raises(InvalidRequest, match="abort, wait, keep"):
+        await engine.pause_generation(mode="soon")
+    await engine.resume_generation()
+    assert (await last(engine, "the", GREEDY, "after")).finished
 
 
 @pytest.mark.asyncio(loop_scope="module")
