@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.contract.errors import ModelLoadError
 from engine.models.weights import FLOATS, WeightReader, shards_of_index, unscaled
 
+SAFE = "*.safetensors"
 PT_INDEX = "pytorch_model.bin.index.json"
 #: Of a training run, beside the weights.
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "consolidated")
@@ -110,7 +111,8 @@ def _pt_files(folder: Path) -> list[Path]:
         if not path.name.startswith(_NO_WEIGHTS)
     )
     if not found:
-        raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.", param="model")
+        hint = " For its safetensors leave load_format out." if any(folder.glob(SAFE)) else ""
+        raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}", param="model")
     return found
 
 

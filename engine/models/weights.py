@@ -35,6 +35,14 @@ _DTYPES = {
 }
 #: Eight bits mean nothing without their scales.
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: Files of weights that are read by another `load_format` alone.
+_OTHER_FORMATS = {
+    "model.tensors": "tensorizer",
+    "model-rank-*-part-*.safetensors": "sharded_state",
+    "pytorch_model*.bin": "pt",
+    "*.pt": "pt",
+    "*.pth": "pt",
+}
 #: Bytes of a file's name that systems take.
 _MOST_NAME = 255
 #: Buffers that older checkpoints carry and that we compute ourselves.
@@ -247,10 +255,19 @@ def _shards(folder: Path) -> list[Path]:
         single = folder / "model.safetensors"
         if not single.is_file():
             raise ModelLoadError(
-                f"{folder} holds neither model.safetensors nor {INDEX_NAME}.", param="model"
+                f"{folder} holds neither model.safetensors nor {INDEX_NAME}.{_instead(folder)}",
+                param="model",
             )
         return [single]
     return shards_of_index(index)
+
+
+def _instead(folder: Path) -> str:
+    """What to do about weights in another format, where a folder has some."""
+    for pattern, load_format in _OTHER_FORMATS.items():
+        for path in sorted(folder.glob(pattern)):
+            return f" For {path.name} give --load-format {load_format}."
+    return ""
 
 
 def shards_of_index(index: Path) -> list[Path]:

@@ -71,8 +71,10 @@ def write_pt(source: Path, folder: Path, dtype: torch.dtype | None = None) -> No
 def test_pt(source: Path, bare: Path, expected: list[int]) -> None:
     write_pt(source, bare)
     assert answer(bare, load_format="pt") == expected
-    with pytest.raises(ModelLoadError, match="holds neither"):
+    with pytest.raises(ModelLoadError, match=r"neither .* For \S+\.bin give --load-format pt\."):
         answer(bare)
+    with pytest.raises(ModelLoadError, match=r"For its safetensors leave load_format out"):
+        answer(source, load_format="pt")
 
 
 def test_pt_of_one_file_and_of_the_old_form(source: Path, bare: Path, expected: list[int]) -> None:
