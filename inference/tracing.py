@@ -18,6 +18,7 @@ from inference.settings import gateway_settings
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from engine.contract.sampling_params import SamplingParams
     from inference.generation.job import Job
     from inference.generation.usage import Usage
 
@@ -27,10 +28,7 @@ _OPERATIONS = {
     "responses": "chat",
     "messages": "chat",
     "completions": "text_completion",
-    "embeddings": "embeddings",
 }
-
-
 #: `service.name` of this process's spans.
 _service = ["quire-gateway"]
 
@@ -120,26 +118,34 @@ class RequestSpan:
         self._context.detach(self._token)
 
 
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    return {
+        "gen_ai.request.choice.count": params.n,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty,
+        "gen_ai.request.presence_penalty": params.presence_penalty,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
+    }
+
+
 class GenerationSpan:
     """The span of a job, from admission to its end."""
 
     def __init__(self, current: Tracing, job: Job) -> None:
-        operation = _OPERATIONS.get(job.endpoint, "text_completion")
-        params, model = job.sampling, job.served.name
+        operation = "text_completion" if job.generates else "embeddings"
+        operation = _OPERATIONS.get(job.endpoint, operation)
+        model = job.served.name
         wanted: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
             "gen_ai.request.model": model,
             "gen_ai.response.model": model,
             "gen_ai.response.id": job.request_id,
-            "gen_ai.request.choice.count": params.n,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.frequency_penalty": params.frequency_penalty,
-            "gen_ai.request.presence_penalty": params.presence_penalty,
-            "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
         }
+        if job.generates:
+            wanted |= _sampling(job.sampling)
         known = {name: value for name, value in wanted.items() if value is not None}
         self._span: Span = current.tracer.start_span(f"{operation} {model}", attributes=known)
 

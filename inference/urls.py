@@ -8,6 +8,7 @@ from inference.anthropic.batches import (
     MessageBatchResultsView,
     MessageBatchView,
 )
+from inference.anthropic.models import UnknownPathView
 from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.conversations.views import (
@@ -76,7 +77,6 @@ from inference.uploads.views import (
     UploadPartsView,
     UploadsView,
 )
-from inference.web.views import NotFoundView
 
 urlpatterns = [
     path("v1/load_lora_adapter", LoadAdapterView.as_view()),
@@ -161,5 +161,5 @@ urlpatterns = [
     path("openapi.json", OpenApiView.as_view()),
     path("metrics", MetricsView.as_view()),
     re_path(r"^v1/messages/.*$", UnknownMessagesView.as_view()),
-    re_path(r"^v1(?:/.*)?$", NotFoundView.as_view()),
+    re_path(r"^v1(?:/.*)?$", UnknownPathView.as_view()),
 ]

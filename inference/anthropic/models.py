@@ -1,4 +1,7 @@
-"""`/v1/models` as Anthropic's SDKs read it. They name the version of their API in a header."""
+"""What clients of OpenAI's and of Anthropic's both ask for: `/v1/models`, and what isn't there.
+
+Anthropic's SDKs name the version of their API in a header.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,30 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from catalog.access import ModelCard
+from inference.anthropic.errors import anthropic_error
+from inference.web.views import GatewayRequest, GatewayView, NotFoundView
 
 
 def speaks_anthropic(request: HttpRequest) -> bool:
     """Whether the client is one of Anthropic's."""
     return "HTTP_ANTHROPIC_VERSION" in request.META
+
+
+class SpeaksBothView(GatewayView):
+    """Tells errors as the client's SDK reads them."""
+
+    def error_to(self, request: GatewayRequest, error: Exception) -> HttpResponse:
+        """See `GatewayView`."""
+        if speaks_anthropic(request):
+            return anthropic_error(error, request.request_id)
+        return super().error_to(request, error)
+
+
+class UnknownPathView(SpeaksBothView, NotFoundView):
+    """Any path of the API that doesn't exist, with any method."""
 
 
 def model_info(card: ModelCard) -> dict[str, Any]:

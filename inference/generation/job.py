@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
@@ -40,6 +40,9 @@ class Job:
         trace_headers: of the span that the engine's is below of; {} for none.
         received: `time.perf_counter()` when the request came in.
     """
+
+    #: Whether tokens come of it.
+    generates: ClassVar[bool] = True
 
     request_id: str
     endpoint: str

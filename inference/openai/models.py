@@ -9,9 +9,9 @@ from django.http.response import HttpResponseBase
 
 from adapters.cards import access_models, access_target
 from catalog.access import ModelCard
-from inference.anthropic.models import model_info, model_page, speaks_anthropic
+from inference.anthropic.models import SpeaksBothView, model_info, model_page, speaks_anthropic
 from inference.engine_client import get_engine_client
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.views import GatewayRequest, json_response
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,7 +35,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
     return shown | ({"digest": card.digest} if card.digest else {})
 
 
-class ModelsView(GatewayView):
+class ModelsView(SpeaksBothView):
     """The models that the caller may use."""
 
     required_scope = "models:read"
@@ -48,7 +48,7 @@ class ModelsView(GatewayView):
         return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
 
 
-class ModelView(GatewayView):
+class ModelView(SpeaksBothView):
     """One model."""
 
     required_scope = "models:read"

@@ -27,6 +27,8 @@ class PoolingJob(Job):
         pooling: [num_prompts] what to make of each.
     """
 
+    generates = False
+
     pooling: list[PoolingParams] = field(default_factory=list)
 
     @property

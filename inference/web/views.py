@@ -102,13 +102,17 @@ class GatewayView(APIView):
             note_refusal(error)
             if (scope := getattr(request, "scope", None)) is not None:  # for the access log
                 scope[ERROR] = as_quire_error(error).code
-            response = self.render_error(error, gateway_request.request_id)
+            response = self.error_to(gateway_request, error)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)
         response["X-Request-Id"] = gateway_request.request_id
         elapsed = time.perf_counter() - gateway_request.received
         response["openai-processing-ms"] = str(round(elapsed * 1000))
         return response
+
+    def error_to(self, request: GatewayRequest, error: Exception) -> HttpResponse:
+        """What a request that failed is told."""
+        return self.render_error(error, request.request_id)
 
     def _handler(self, request: HttpRequest) -> Handler:
         method = (request.method or "").lower()

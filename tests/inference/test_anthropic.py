@@ -235,6 +235,20 @@ async def test_models_are_listed_as_the_sdk_reads_them(served: Gateway) -> None:
     assert one == page["data"][0]
 
 
+@pytest.mark.parametrize("path", ["/v1/models/nobody", "/v1/skills", "/v1/models"])
+async def test_errors_of_shared_paths_are_as_the_sdk_reads_them(served: Gateway, path: str) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    if path == "/v1/models":
+        headers["authorization"] = "Bearer nonsense"
+    reply = await served.client.get(path, headers=headers)
+    kind = "authentication_error" if reply.status == 401 else "not_found_error"
+    assert reply.status in (401, 404)
+    assert (reply.json()["type"], reply.json()["error"]["type"]) == ("error", kind)
+    assert reply.json()["request_id"] == reply.headers["x-request-id"]
+    del headers["anthropic-version"]
+    assert (await served.client.get(path, headers=headers)).error["type"]
+
+
 async def test_other_paths_are_404_in_the_envelope(served: Gateway) -> None:
     reply = await served.client.post(f"{URL}/nothing", {})
     assert reply.status == 404
