@@ -22,6 +22,7 @@ class InferenceConfig(AppConfig):
         checks.register(_check)
         register(Holding("idempotency", erase=forget_answers))
         register_settings_check(_check_parser_names)
+        register_settings_check(_check_io_processor)
 
 
 def _check_parser_names(settings: Mapping[str, Any]) -> None:
@@ -29,6 +30,13 @@ def _check_parser_names(settings: Mapping[str, Any]) -> None:
         from inference.parser_names import check_parser_names  # all parsers, see above
 
         check_parser_names(settings)
+
+
+def _check_io_processor(settings: Mapping[str, Any]) -> None:
+    if name := settings.get("io_processor_plugin"):
+        from engine.contract.io_processor import named_point
+
+        named_point(name)
 
 
 def _check(**options: Any) -> list[checks.CheckMessage]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
 import numpy
@@ -68,19 +69,24 @@ class IOProcessor(ABC, Generic[Input, Output]):
         """The answer, from one output a prompt in their order; over HTTP it must be JSON."""
 
 
+def named_point(name: str) -> EntryPoint:
+    """The entry point of the processor with this name. Raises `ConfigError` where there's none."""
+    points = {point.name: point for point in wanted(GROUP)}
+    if name not in points:
+        known = f"There are: {', '.join(sorted(points))}" if points else "None is installed"
+        raise ConfigError(
+            f"There is no IO processor {name[:100]!r} here. {known}.", param="io_processor_plugin"
+        )
+    return points[name]
+
+
 @lru_cache(maxsize=64)
 def io_processor(name: str, model: str) -> IOProcessor[Any, Any]:
     """The processor that an installed package brings under this name.
 
     Raises `ConfigError` where there is none, and for one that can't be made.
     """
-    points = {point.name: point for point in wanted(GROUP)}
-    if name not in points:
-        known = ", ".join(sorted(points)) or "none is installed"
-        raise ConfigError(
-            f"There is no IO processor {name!r} ({known}).", param="io_processor_plugin"
-        )
-    kind = loaded(points[name], IOProcessor)  # type: ignore[type-abstract]
+    kind = loaded(named_point(name), IOProcessor)  # type: ignore[type-abstract]
     try:
         return kind(model)
     except Exception as error:

@@ -25,7 +25,9 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the gateways' keys: at, level, logger, message, exception."""
+    """One JSON object a line, with the gateways' keys: at, level, logger, message, exception; of a
+    gateway's access line its fields as well.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON; `at` is UTC in ISO 8601 with milliseconds."""
@@ -36,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        entry |= getattr(record, "access", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)

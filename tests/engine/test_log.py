@@ -50,6 +50,18 @@ def test_json_has_the_gateways_keys(root: logging.Logger, monkeypatch: pytest.Mo
     assert entry["exception"].endswith("ValueError: the reason")
 
 
+def test_an_access_line_keeps_its_fields(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_LOG_STYLE", "json")
+    configure_logging("info")
+    record = logging.LogRecord("quire.access", logging.INFO, "f.py", 7, "GET /", (), None)
+    record.access = {"status": 200, "tenant": "a\n\u202eb", "trace_id": "0f"}
+    line = root.handlers[0].format(record)
+    assert line.isascii()
+    assert json.loads(line).items() >= record.access.items()
+
+
 def test_a_file_of_settings_replaces_ours(
     root: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_help_and_both_names_of_the_command() -> None:
         ),
         ({"tool_call_parser": "hf"}, "a checkpoint's response_template isn't read"),
         ({"tool_call_parser": "nobody"}, "There is no tool_call_parser 'nobody' here. There are: "),
+        ({"io_processor_plugin": "nobody"}, "There is no IO processor 'nobody' here. "),
     ],
 )
 def test_what_cant_be_had_is_said_before_anything_starts(
