@@ -6,6 +6,7 @@ import json
 import re
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
+_STRUCTURE_OR_MARK = re.compile(r'["{}\[\]<]')
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 #: More brackets inside each other are no arguments.
@@ -13,9 +14,14 @@ MAX_DEPTH = 256
 
 
 class ValueScanner:
-    """Finds the end of one JSON value. It counts brackets outside of strings and judges no more."""
+    """Finds the end of one JSON value. It counts brackets outside of strings and judges no more.
+
+    With `to_mark` a value that isn't closed ends before a "<" outside of strings, where JSON has
+    none: a mark of the model's begins there.
+    """
 
     def __init__(self) -> None:
+        self.to_mark = False
         self.kind = ""
         self.too_deep = False
         self._depth = 0
@@ -39,9 +45,11 @@ class ValueScanner:
                 if not self._in_string and self._depth == 0:
                     return place
                 continue
-            found = _STRUCTURE.search(text, place)
+            found = (_STRUCTURE_OR_MARK if self.to_mark else _STRUCTURE).search(text, place)
             if found is None:
                 return None
+            if found[0] == "<":
+                return found.start()
             place = found.end()
             if self._bracket(found[0]):
                 return place

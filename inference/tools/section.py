@@ -11,7 +11,8 @@ from inference.tools.base import ToolParser
 class SectionParser(ToolParser):
     """Reads `section_begin (call_begin header arguments call_end)* section_end`.
 
-    A call without its section is read as well, and each closing mark may be missing.
+    A call without its section is read as well, and each closing mark may be missing. Arguments
+    that aren't closed end where a mark begins, so that the next call is one.
 
     Attributes:
         section, call: how each begins and ends. closing: marks that may end a call's arguments.
@@ -55,6 +56,7 @@ class SectionParser(ToolParser):
         return self._then(self._call_arguments if follow else self._after_arguments)
 
     def _call_arguments(self) -> bool:
+        self._scanner.to_mark = True
         return self._in_value(self._after_arguments)
 
     def _after_arguments(self) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inference.chat.output_parser import ParserPlan
 from inference.chat.turn import message_of
-from inference.tools import ToolFunction, tool_parsers
+from inference.tools import ToolFunction, deepseek, plamo, tool_parsers
 from tests.inference.parsers import NO_CALLS, SAMPLES, read, shape
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -283,6 +283,29 @@ def test_gemmas_values(body: str, arguments: Any) -> None:
             message(parser, text, FUNCTION)
         else:
             assert calls(parser, text, FUNCTION) == [("f", arguments)], body
+
+
+@pytest.mark.parametrize("parser", ["kimi_k2", "deepseek_v31", "plamo3"])
+def test_arguments_that_arent_closed_end_at_the_calls_mark(parser: str) -> None:
+    kind = tool_parsers.get(parser)
+    assert kind is not None
+    (section, end), (begin, close) = kind.section, kind.call
+    name = {
+        "kimi_k2": "functions.NAME:0 <|tool_call_argument_begin|>",
+        "deepseek_v31": f"NAME{deepseek.SEPARATOR}",
+        "plamo3": f"{plamo.NAME_BEGIN}NAME{plamo.NAME_END}{plamo.ARGUMENTS_BEGIN}",
+    }[parser]
+    broken = '{"city": "Rome<b>", "days": [1'
+    first, second = (
+        f"{begin}{name.replace('NAME', each)}{arguments}{close}"
+        for each, arguments in (("get_weather", broken), ("clock", "{}"))
+    )
+    found = message(parser, f"Hm. {section}{first}{second}{end}")
+    told = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in found["tool_calls"]
+    ]
+    assert told == [("get_weather", broken), ("clock", "{}")]
+    assert found["content"] == "Hm."
 
 
 def test_kimis_ids_are_kept_unless_they_come_twice() -> None:
