@@ -14,10 +14,20 @@ from pathlib import Path
 
 from tests.e2e.product import ROOT, Product, clean_environment, running
 from tests.vllm_suite.models import Models
-from tests.vllm_suite.results import Kept, Reasons, Result, page, read_report, report
+from tests.vllm_suite.results import (
+    RESULTS,
+    Kept,
+    Reasons,
+    Result,
+    page,
+    read_report,
+    report,
+)
 from tests.vllm_suite.tree import build, test_files
 
 FILE_TIMEOUT_S = 900
+#: A test of vLLM's that fails may leave a task behind that never ends.
+TEST_TIMEOUT_S = 120
 SCOPES = "inference,models:read,operator"
 
 
@@ -27,7 +37,11 @@ def main() -> int:
     parser.add_argument("source", type=Path, help="unpacked source package of vLLM")
     parser.add_argument("files", nargs="*", help="parts of the files' paths (default: all)")
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="JSON to keep results in, file by file"
+        "--results",
+        type=Path,
+        metavar="FILE",
+        default=RESULTS,
+        help="JSON to keep results in, file by file (default: results.json beside the suite)",
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="document to make of these")
     parser.add_argument("--rest", action="store_true", help="run only files without results")
@@ -38,22 +52,21 @@ def main() -> int:
     reasons, kept = Reasons(), Kept(options.results)
     files, others = test_files(options.source.resolve())
     left_out = [file for file in files if reasons.of(file) is not None]
-    files = everything = [file for file in files if file not in left_out]
+    files = [file for file in files if file not in left_out]
+    kept.known(files, left_out)
     if options.files:
         files = [file for file in files if any(part in file for part in options.files)]
     if options.rest:
         files = [file for file in files if file not in kept.by_file]
     if files:
         run_all(options.source.resolve(), files, reasons, kept, options.minutes)
-    text, unknown = report(kept.results, reasons)
+    text, unknown = report(kept, reasons)
     print(f"\n{text}")
     print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
     for file in left_out:
         print(f"  {file}: {reasons.of(file)}")
     if options.page is not None:
-        waiting = [file for file in everything if file not in kept.by_file]
-        text = page(kept.by_file, left_out, waiting, reasons)
-        options.page.write_text(text, encoding="utf-8")
+        options.page.write_text(page(kept, reasons), encoding="utf-8")
     return 1 if unknown else 0
 
 
@@ -122,7 +135,7 @@ def run_file(file: str, folder: Path, environment: dict[str, str]) -> list[Resul
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", file, "-q", "-p", "no:cacheprovider"]
     command += ["-p", "no:randomly", f"--junitxml={output}", "--rootdir", "."]
-    command += [f"--basetemp={folder / 'tmp'}"]
+    command += [f"--basetemp={folder / 'tmp'}", f"--timeout={TEST_TIMEOUT_S}"]
     environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

@@ -6,11 +6,12 @@ import json
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 REASONS = Path(__file__).with_name("reasons.toml")
+RESULTS = Path(__file__).with_name("results.json")
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,64 @@ def _shown(message: str | None) -> str:
     return " ".join((message or "").split())[:300]
 
 
-class Kept:
-    """Results by file, kept in a JSON file where one is named: a run may be gone on with."""
+@dataclass(frozen=True)
+class Summary:
+    """What came of one file's tests. `differs`: the names of those that do."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    passed: int
+    skipped: int
+    differs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: list[Result]) -> Summary:
+        """Of results."""
+        counts = Counter(result.outcome for result in found)
+        differs = (result.name for result in found if result.outcome == "differs")
+        return cls(counts["passed"], counts["skipped"], tuple(sorted(differs)))
+
+
+class Kept:
+    """Results by file, kept in a JSON file: a run may be gone on with.
+
+    `left_out`: files that aren't run. `waiting`: those that have no results yet.
+    """
+
+    def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
-        self.by_file: dict[str, list[Result]] = {}
-        if path is not None and path.exists():
+        self.by_file: dict[str, Summary] = {}
+        self.left_out: list[str] = []
+        self.waiting: list[str] = []
+        if path.exists():
             read = json.loads(path.read_text(encoding="utf-8"))
-            self.by_file = {file: [Result(*each) for each in found] for file, found in read.items()}
+            self.left_out, self.waiting = read["left_out"], read["waiting"]
+            for file, found in read["files"].items():
+                differs = tuple(f"{file}::{test}" for test in found["differs"])
+                self.by_file[file] = Summary(found["passed"], found["skipped"], differs)
+
+    def known(self, files: list[str], left_out: list[str]) -> None:
+        """These files are run, those aren't; of others nothing is kept."""
+        self.by_file = {file: self.by_file[file] for file in files if file in self.by_file}
+        self.left_out = sorted(left_out)
+        self.waiting = sorted(set(files) - self.by_file.keys())
+        self._write()
 
     def add(self, file: str, found: list[Result]) -> None:
         """A file was run."""
-        self.by_file[file] = found
-        if self._path is not None:
-            listed = {name: [astuple(each) for each in kept] for name, kept in self.by_file.items()}
-            self._path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+        self.by_file[file] = Summary.of(found)
+        self.waiting = [each for each in self.waiting if each != file]
+        self._write()
 
-    @property
-    def results(self) -> list[Result]:
-        """All of them."""
-        return [result for found in self.by_file.values() for result in found]
+    def _write(self) -> None:
+        files = {
+            file: {
+                "passed": found.passed,
+                "skipped": found.skipped,
+                "differs": [name.removeprefix(f"{file}::") for name in found.differs],
+            }
+            for file, found in sorted(self.by_file.items())
+        }
+        whole = {"files": files, "left_out": self.left_out, "waiting": self.waiting}
+        self._path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 class Reasons:
@@ -82,28 +120,23 @@ class Reasons:
         return None
 
 
-def report(results: list[Result], reasons: Reasons) -> tuple[str, int]:
+def report(kept: Kept, reasons: Reasons) -> tuple[str, int]:
     """The report, and how many differences nobody has explained."""
-    counts = dict.fromkeys(("passed", "differs", "skipped"), 0)
-    explained: dict[str, list[Result]] = {}
-    unknown: list[Result] = []
-    for result in results:
-        counts[result.outcome] += 1
-        if result.outcome == "differs":
-            why = reasons.of(result.name)
-            if why is None:
-                unknown.append(result)
-            else:
-                explained.setdefault(why, []).append(result)
+    found = list(kept.by_file.values())
+    explained: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    for name in (name for summary in found for name in summary.differs):
+        why = reasons.of(name)
+        (unknown if why is None else explained.setdefault(why, [])).append(name)
     lines = [
-        f"{counts['passed']} as vLLM, {counts['differs']} otherwise, "
-        f"{counts['skipped']} about vLLM's insides or a GPU."
+        f"{sum(summary.passed for summary in found)} as vLLM, "
+        f"{sum(len(summary.differs) for summary in found)} otherwise, "
+        f"{sum(summary.skipped for summary in found)} about vLLM's insides or a GPU."
     ]
-    for why, found in explained.items():
-        lines += ["", f"{why} ({len(found)})", *(f"  {result.name}" for result in found)]
+    for why, names in explained.items():
+        lines += ["", f"{why} ({len(names)})", *(f"  {name}" for name in names)]
     if unknown:
-        lines += ["", f"Without a reason ({len(unknown)})"]
-        lines += [f"  {result.name}\n      {result.told}" for result in unknown]
+        lines += ["", f"Without a reason ({len(unknown)})", *(f"  {name}" for name in unknown)]
     return "\n".join(lines), len(unknown)
 
 
@@ -118,17 +151,14 @@ that each file gives its own. What differs has a reason.
 """
 
 
-def page(
-    by_file: dict[str, list[Result]], left_out: list[str], waiting: list[str], reasons: Reasons
-) -> str:
-    """The results as a document. `waiting`: files that have none yet."""
+def page(kept: Kept, reasons: Reasons) -> str:
+    """The results as a document."""
     rows, numbers = [], dict[str, int]()
     total: Counter[str] = Counter()
-    for file, found in sorted(by_file.items()):
-        counts = Counter(result.outcome for result in found)
+    for file, found in sorted(kept.by_file.items()):
+        counts = Counter(passed=found.passed, differs=len(found.differs), skipped=found.skipped)
         total += counts
-        differing = [result for result in found if result.outcome == "differs"]
-        whys = {reasons.of(result.name) or "No reason yet." for result in differing}
+        whys = {reasons.of(name) or "No reason yet." for name in found.differs}
         cited = sorted(numbers.setdefault(why, len(numbers) + 1) for why in sorted(whys))
         row = [_short(file), *(str(counts[each]) for each in ("passed", "differs", "skipped"))]
         rows.append(" | ".join(["", *row, ", ".join(map(str, cited)), ""]).strip())
@@ -136,11 +166,11 @@ def page(
     rows.append(f"| **all** | {sums} | |")
     listed = [f"{number}. {why}" for why, number in numbers.items()]
     skipped: dict[str, list[str]] = {}
-    for file in left_out:
+    for file in kept.left_out:
         skipped.setdefault(reasons.of(file) or "", []).append(_short(file))
     parts = [_PAGE + "\n".join(rows), "\n".join(listed)]
-    if waiting:
-        parts.append(f"Without results yet: {', '.join(map(_short, waiting))}.")
+    if kept.waiting:
+        parts.append(f"Without results yet: {', '.join(map(_short, kept.waiting))}.")
     parts.append("Not run:")
     parts.append("\n".join(f"- {why} {', '.join(files)}" for why, files in skipped.items()))
     return "\n\n".join(parts) + "\n"

@@ -85,38 +85,46 @@ def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:
     assert "one is not two" in found[f"{FILE}::test_that_differs[1]"].told
 
 
-def test_differences_are_listed_with_their_reasons(tmp_path: Path) -> None:
+@pytest.fixture
+def reasons(tmp_path: Path) -> Reasons:
     path = tmp_path / "reasons.toml"
-    path.write_text(
-        '[[reason]]\nwhy = "It is small."\ntests = ["a.py::test_x", "b*::*"]\n', encoding="utf-8"
-    )
-    results = [
-        Result("a.py::test_x[[1]-?]", "differs", "m"),
-        Result("b/c.py::test_y", "differs", "m"),
-        Result("a.py::test_xy", "differs", "why not"),
-        Result("a.py::test_z", "passed"),
-    ]
-    text, unknown = report(results, Reasons(path))
+    text = '[[reason]]\nwhy = "It is small."\ntests = ["a.py::test_x", "b*::*", "d.py"]\n'
+    path.write_text(text, encoding="utf-8")
+    return Reasons(path)
+
+
+def test_differences_are_listed_with_their_reasons(tmp_path: Path, reasons: Reasons) -> None:
+    kept = Kept(tmp_path / "kept.json")
+    found = [("test_x[[1]-?]", "differs"), ("test_xy", "differs"), ("test_z", "passed")]
+    kept.add("a.py", [Result(f"a.py::{name}", outcome, "m") for name, outcome in found])
+    kept.add("b/c.py", [Result("b/c.py::test_y", "differs", "m")])
+    text, unknown = report(kept, reasons)
     assert unknown == 1
     assert "1 as vLLM, 3 otherwise, 0 about" in text
     assert "It is small. (2)" in text
-    assert text.endswith("a.py::test_xy\n      why not")
+    assert text.endswith("Without a reason (1)\n  a.py::test_xy")
 
 
-def test_the_reasons_can_be_read() -> None:
-    assert Reasons().of("nobody.py::test_nothing") is None
-
-
-def test_results_are_kept_and_become_a_page(tmp_path: Path) -> None:
-    kept, path = Kept(tmp_path / "kept.json"), tmp_path / "reasons.toml"
-    path.write_text('[[reason]]\nwhy = "It is small."\ntests = ["a.py::*", "c.py"]\n')
+def test_results_are_kept_and_become_a_page(tmp_path: Path, reasons: Reasons) -> None:
+    kept = Kept(tmp_path / "kept.json")
+    kept.add("gone.py", [Result("gone.py::test_x", "passed")])
+    kept.known(["a.py", "c.py", "e.py"], ["d.py"])
     kept.add("a.py", [Result("a.py::test_x", "differs", "m"), Result("a.py::test_y", "passed")])
-    kept.add("b.py", [Result("b.py::test_z", "skipped"), Result("b.py::test_w", "differs")])
+    kept.add("c.py", [Result("c.py::test_z", "skipped"), Result("c.py::test_w", "differs")])
     again = Kept(tmp_path / "kept.json")
-    assert again.by_file == kept.by_file
-    text = page(again.by_file, ["c.py"], ["d.py"], Reasons(path))
+    assert (again.by_file, again.waiting) == (kept.by_file, ["e.py"])
+    text = page(again, reasons)
+    assert "gone.py" not in text
     assert "| `a.py` | 1 | 1 | 0 | 1 |" in text
-    assert "| `b.py` | 0 | 1 | 1 | 2 |" in text
+    assert "| `c.py` | 0 | 1 | 1 | 2 |" in text
     assert "| **all** | 1 | 2 | 1 | |" in text
-    assert "1. It is small.\n2. No reason yet.\n\nWithout results yet: `d.py`." in text
-    assert text.endswith("- It is small. `c.py`\n")
+    assert "1. It is small.\n2. No reason yet.\n\nWithout results yet: `e.py`." in text
+    assert text.endswith("- It is small. `d.py`\n")
+
+
+def test_every_difference_that_is_kept_has_a_reason_and_stands_on_the_page() -> None:
+    kept, reasons = Kept(), Reasons()
+    assert kept.by_file
+    assert report(kept, reasons)[1] == 0
+    assert all(reasons.of(file) for file in kept.left_out)
+    assert (ROOT / "docs" / "vllm-tests.md").read_text(encoding="utf-8") == page(kept, reasons)

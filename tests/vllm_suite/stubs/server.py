@@ -20,6 +20,8 @@ import requests
 
 URL = os.environ["QUIRE_SUITE_URL"]
 KEY = os.environ["QUIRE_SUITE_KEY"]
+#: What tests send to a server that asks for no key.
+NO_KEY = "EMPTY"
 ROOT = os.environ["QUIRE_SUITE_ROOT"]
 #: Flags of `vllm serve` that matter to a model's answers, and have a value.
 PASSED_ON = (
@@ -76,6 +78,15 @@ def _send_key() -> None:
             return made
 
         kind.build_request = built  # type: ignore[method-assign, assignment]
+    for client in (openai.OpenAI, openai.AsyncOpenAI):
+        make = client.__init__
+
+        def made_with(self: Any, *args: Any, _make: Any = make, **options: Any) -> None:
+            if options.get("api_key") == NO_KEY:
+                options["api_key"] = KEY
+            _make(self, *args, **options)
+
+        client.__init__ = made_with  # type: ignore[method-assign]
 
 
 _send_key()
@@ -92,6 +103,33 @@ def _manage(*arguments: str) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"{arguments}: {done.stdout}{done.stderr}")
+
+
+#: Models that are served, with their flags and by how many servers at a time.
+_served: dict[str, tuple[list[str], int]] = {}
+
+
+def _serve(name: str, flags: list[str]) -> None:
+    """Two servers of one name are one here if they'd answer alike, or else refused."""
+    running, servers = _served.get(name, (flags, 0))
+    if servers and running != flags:
+        raise RuntimeError(f"{name} is served already, with {running} and not {flags}.")
+    if not servers:
+        source = os.environ["QUIRE_SUITE_MODEL"]
+        try:
+            _manage("load_model", source, "--name", name, "--wait", *flags)
+        except BaseException:
+            _manage("unload_model", name, "--wait")
+            raise
+    _served[name] = (flags, servers + 1)
+
+
+def _let_go(name: str) -> None:
+    flags, servers = _served.pop(name)
+    if servers > 1:
+        _served[name] = (flags, servers - 1)
+    else:
+        _manage("unload_model", name, "--wait")
 
 
 def _flags(given: list[str]) -> list[str]:
@@ -147,9 +185,8 @@ class RemoteOpenAIServer:
         self._loaded: list[str] = []
         try:
             for name in names:
-                source = os.environ["QUIRE_SUITE_MODEL"]
+                _serve(name, _flags(given))
                 self._loaded.append(name)
-                _manage("load_model", source, "--name", name, "--wait", *_flags(given))
             for word in _words_of("--lora-modules", given):
                 _load_adapter(word, names[0])
         except BaseException:
@@ -163,14 +200,15 @@ class RemoteOpenAIServer:
     def __exit__(self, *_: object) -> None:
         """A server that ends takes its adapters along; the product keeps them."""
         _own_keys.clear()
+        last = {name for name in self._loaded if _served[name][1] == 1}
         listed = requests.get(f"{URL}/v1/models", timeout=120).json()["data"]
         for entry in listed:
-            if entry.get("parent") in self._loaded:
+            if entry.get("parent") in last:
                 requests.post(
                     f"{URL}/v1/unload_lora_adapter", json={"lora_name": entry["id"]}, timeout=120
                 )
         for name in self._loaded:
-            _manage("unload_model", name, "--wait")
+            _let_go(name)
 
     @property
     def url_root(self) -> str:

@@ -22,7 +22,10 @@ import pytest
 
 MODEL = os.environ["QUIRE_SUITE_MODEL"]
 #: What vLLM brings along. It's stood in for where it isn't installed.
-BROUGHT = ("fastapi", "mcp", "openai_harmony", "starlette", "mistral_common", "cachetools", "PIL")
+BROUGHT = (
+    *("fastapi", "mcp", "openai_harmony", "starlette", "mistral_common", "cachetools", "PIL"),
+    "rapidfuzz",
+)
 #: Modules of vLLM that tests read answers with: they're taken from its source as they are.
 REAL = ("vllm.utils.serial_utils", "vllm.entrypoints.pooling.utils")
 #: Of vLLM's tests: what runs a model beside the server, and lists of models.
