@@ -59,13 +59,29 @@ print(ready(SYSTEM, Tenant.objects.get(slug="acme"), ServedModel.objects.get(nam
             "answered").adapter_id)
 """
 
+_GONE = """
+from adapters.models import Adapter
+gone = Adapter.objects.get(pk={})
+gone.aliases.all().delete()
+gone.delete()
+"""
+
 
 def test_what_a_deed_says_is_read_though_states_change_meanwhile(
     open_page: Open, instance: dict[str, str]
 ) -> None:
     """The page makes itself anew when states change, but not while an answer is on its way."""
+    number = int(shell(instance, _READY))
+    try:
+        read_what_promoting_says(open_page, number)
+    finally:  # others count the models that are live
+        shell(instance, _GONE.format(number))
+
+
+def shell(instance: dict[str, str], code: str) -> str:
+    """What `code` prints in the instance."""
     made = subprocess.run(
-        [sys.executable, "manage.py", "shell", "-v", "0", "-c", _READY],
+        [sys.executable, "manage.py", "shell", "-v", "0", "-c", code],
         cwd=ROOT,
         env=instance,
         check=True,
@@ -73,7 +89,10 @@ def test_what_a_deed_says_is_read_though_states_change_meanwhile(
         text=True,
         timeout=120,
     )
-    number = int(made.stdout)
+    return made.stdout
+
+
+def read_what_promoting_says(open_page: Open, number: int) -> None:
     page = open_page(f"/console/adapters/{number}/?tenant=acme")
     held: list[Route] = []
 
