@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from engine.contract.errors import EnginePaused, InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.contract.protocol import PAUSE_MODES
+from engine.core.pause_mode import PauseMode
 
 
-class Pause:
+class Pause(PauseMode):
     """Whether it stands still, how, and who waits to hear that nothing runs any more. Used by the
     engine's thread.
     """
 
     def __init__(self) -> None:
-        self._mode = ""
+        super().__init__("The engine is paused until resume_generation.")
         self._waiting: list[Future[None]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._mode)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether not even a step may run."""
-        return self._mode == "keep"
-
-    def check_new(self) -> None:
-        """Raise `EnginePaused` unless a new request may come in."""
-        if self._mode in ("abort", "wait"):
-            raise EnginePaused("The engine is paused until resume_generation.")
 
     def begin(self, mode: str) -> Future[None]:
         """Stand still; what is done once nothing runs any more. Raises `InvalidRequest`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.contract.errors import EnginePaused
 from engine.contract.protocol import (
     BY_OPERATOR,
     PAUSE_MODES,
@@ -11,28 +10,15 @@ from engine.contract.protocol import (
     first_attempt,
 )
 from engine.core.engine_core import EngineCore
+from engine.core.pause_mode import PauseMode
 
 
-class Pause:
+class Pause(PauseMode):
     """Whether a replica is paused, how, and who waits to hear that nothing runs any more."""
 
     def __init__(self) -> None:
-        self._mode = ""
+        super().__init__("The replica is paused until an operator resumes it.")
         self._waiting: list[Control] = []
-
-    def __bool__(self) -> bool:
-        """Whether it is paused at all."""
-        return bool(self._mode)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether not even a step may run."""
-        return self._mode == "keep"
-
-    def check_new(self) -> None:
-        """Raise `EnginePaused` unless a new request may come in."""
-        if self._mode in ("abort", "wait"):
-            raise EnginePaused("The replica is paused until an operator resumes it.")
 
     def begin(self, core: EngineCore, message: Control) -> tuple[bool, str, list[TokenDelta]]:
         """Pause: whether it could be done, why not, and what aborted requests end with."""
