@@ -87,6 +87,8 @@ class Journal:
     def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link, self._prefix = link, prefix
         self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
+        #: Streams whose client was told tokens while Redis was away.
+        self._untold: set[str] = set()
 
     def begin(self, stream: str, about: OpenStream) -> None:
         """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
@@ -100,11 +102,21 @@ class Journal:
         self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
-    def told(self, stream: str) -> None:
-        """The first of its tokens have left for the client: from now on it's billed."""
+    def told(self, stream: str) -> asyncio.Future[Any]:
+        """The first of its tokens have left for the client: from now on it's billed.
+
+        What Redis doesn't take now is sent again by `save`.
+        """
+
+        def note(reply: asyncio.Future[Any]) -> None:
+            if reply.cancelled() or reply.exception() is not None:
+                self._untold.add(stream)
+
         name = protocol.stream_key(stream, self._prefix)
-        self._link.send("HSET", name, "told", 1)
+        reply = self._link.send("HSET", name, "told", 1)
+        reply.add_done_callback(note)
         self._link.send("EXPIRE", name, KEEP_S)
+        return reply
 
     def note(self, stream: str, start: int, piece: Piece) -> None:
         """Tokens came: `start` of the output were there before."""
@@ -123,7 +135,8 @@ class Journal:
     async def save(self) -> None:
         """Write what was noted. Raises redis.RedisError; then the next call tries again."""
         pending, self._pending = self._pending, {}
-        replies: list[asyncio.Future[Any]] = []
+        untold, self._untold = self._untold, set()
+        replies = [self.told(stream) for stream in untold]
         for stream, outputs in pending.items():
             name = journal_key(self._prefix, stream)
             entries = map(_encoder.encode, outputs.values())
@@ -147,3 +160,4 @@ class Journal:
             await self._link.execute("HSET", name, *counts)
             for kept in (name, journal_key(self._prefix, stream)):
                 await self._link.execute("EXPIRE", kept, KEEP_ENDED_S)
+        self._untold.discard(stream)

@@ -1,0 +1,43 @@
+"""What Redis must know of a stream gets there, though Redis was away when it was first said."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+from redis.exceptions import RedisError
+
+from config import embedded_redis
+from engine.contract import protocol
+from engine.contract.redis_link import RedisLink
+from inference.engine_client.journal import Journal
+
+
+async def test_that_a_client_was_told_tokens_is_kept_though_redis_was_away(short_tmp: Path) -> None:
+    folder = short_tmp / "journal"
+    server, url = embedded_redis.start(folder, persist=True)
+    try:
+        link = RedisLink(url)
+        journal = Journal(link, "p")
+        await link.execute("PING")
+        server.stop(grace=5)
+        with pytest.raises(RedisError):
+            await journal.told("a")
+        journal.told("settled-meanwhile")
+        await journal.settled("settled-meanwhile", 1, 1)
+        with pytest.raises(RedisError):
+            await journal.save()
+        server, url = embedded_redis.start(folder, persist=True)
+        await journal.save()
+        with redis.Redis.from_url(url) as client:
+            assert client.hget(protocol.stream_key("a", "p"), "told") == b"1"
+            assert client.ttl(protocol.stream_key("a", "p")) > 0
+            assert not client.exists(protocol.stream_key("settled-meanwhile", "p"))
+            client.flushall()
+            await journal.save()
+            assert client.dbsize() == 0
+        await asyncio.wait_for(link.close(), 5)
+    finally:
+        server.stop(grace=5)
