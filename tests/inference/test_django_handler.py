@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from django.test import AsyncClient
+from django.test import AsyncClient, AsyncRequestFactory
+from django.urls import resolve
 
 from engine.text import Tokenizer
 from tests.inference.asgi_client import AsgiClient, chat_body, parse_events
@@ -68,3 +69,20 @@ async def test_a_client_that_leaves_is_noticed(gateway: Gateway) -> None:
             await until(lambda: not replica.running)
         usage = await gateway.usage()
     assert [record.status for record in usage] == [499, 499]
+
+
+async def test_a_stream_that_middleware_never_passes_on_ends(gateway: Gateway) -> None:
+    """As where a client leaves while Django's middleware has the response: nobody closes it."""
+    replica = gateway.fake(token_delay=0.01)
+    body = chat_body(stream=True, max_tokens=1000)
+    request = AsyncRequestFactory().post(
+        CHAT, body, content_type="application/json", headers=headers(gateway)
+    )
+    async with gateway.serving(replica):
+        match = resolve(CHAT)
+        response = await match.func(request, *match.args, **match.kwargs)
+        await until(lambda: replica.running)
+        del response
+        await until(lambda: not replica.running)
+        (usage,) = await gateway.usage()
+    assert usage.status == 499
