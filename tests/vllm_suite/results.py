@@ -104,11 +104,20 @@ class Kept:
 
 
 class Reasons:
-    """Why tests differ: patterns of `file::test`, by reason."""
+    """Why tests differ: patterns of `file::test`, by reason.
+
+    `endless = true`: the tests are named whole and aren't begun; they count as different.
+    """
 
     def __init__(self, path: Path = REASONS) -> None:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["reason"]
         self._patterns = [(glob, table["why"]) for table in tables for glob in table["tests"]]
+        endless = [table["tests"] for table in tables if table.get("endless")]
+        self._endless = [name for names in endless for name in names]
+
+    def endless(self, file: str) -> list[str]:
+        """Tests of a file that never end here, so that they aren't begun: `file::test`."""
+        return [name for name in self._endless if name.startswith(f"{file}::")]
 
     def of(self, name: str) -> str | None:
         """The reason for a test's difference, if it's known."""

@@ -73,7 +73,7 @@ def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:
         "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
         "QUIRE_SUITE_VERSION": "0",
     }
-    found = {result.name: result for result in run_file(FILE, tmp_path, environment)}
+    found = {result.name: result for result in run_file(FILE, tmp_path, environment, [])}
     outcomes = {name.partition("::")[2]: result.outcome for name, result in found.items()}
     assert outcomes == {
         "test_what_the_stand_ins_can": "passed",
@@ -83,6 +83,31 @@ def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:
         "test_that_differs[2]": "passed",
     }
     assert "one is not two" in found[f"{FILE}::test_that_differs[1]"].told
+
+
+def test_what_never_ends_isnt_begun(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "tree")
+    file = tmp_path / "reasons.toml"
+    endless = f"{FILE}::test_that_differs"
+    file.write_text(
+        f"[[reason]]\nwhy = 'It waits.'\nendless = true\ntests = ['{endless}']\n", encoding="utf-8"
+    )
+    reasons = Reasons(file)
+    assert reasons.endless(FILE) == [endless]
+    assert reasons.endless("another.py") == []
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "QUIRE_SUITE_URL": "http://127.0.0.1:1",
+        "QUIRE_SUITE_KEY": "key",
+        "QUIRE_SUITE_ROOT": str(ROOT),
+        "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
+        "QUIRE_SUITE_VERSION": "0",
+    }
+    found = run_file(FILE, tmp_path, environment, reasons.endless(FILE))
+    differs = [result.name for result in found if result.outcome == "differs"]
+    assert differs == [endless]
+    assert reasons.of(endless) == "It waits."
 
 
 @pytest.fixture
