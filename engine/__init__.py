@@ -11,6 +11,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from engine.model_loader.vllm_config import VllmConfig
     from engine.models.registry import ModelRegistry
     from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from engine.offline.beam_search_params import BeamSearchParams
@@ -34,12 +35,22 @@ if TYPE_CHECKING:
         TokensPrompt,
     )
     from engine.offline.tensorizer import TensorizerArgs, TensorizerConfig, tensorize_vllm_model
+    from engine.sampling.logits_processor import (
+        AdapterLogitsProcessor,
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+        RequestLogitsProcessor,
+        process_dict_updates,
+    )
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BatchUpdate",
     "BeamSearchParams",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -52,14 +63,17 @@ __all__ = [
     "Histogram",
     "LLMEngine",
     "LoRARequest",
+    "LogitsProcessor",
     "Metric",
     "ModelRegistry",
+    "MoveDirectionality",
     "PoolerConfig",
     "PoolingParams",
     "PoolingRequestOutput",
     "PromptInputs",
     "PromptStrictInputs",
     "PromptType",
+    "RequestLogitsProcessor",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -71,11 +85,14 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "Vector",
+    "VllmConfig",
     "cleanup_dist_env_and_memory",
+    "process_dict_updates",
     "tensorize_vllm_model",
 ]
 #: Where those are that need torch: loaded when they're asked for.
 _LATER = {
+    "engine.model_loader.vllm_config": ("VllmConfig",),
     "engine.models.registry": ("ModelRegistry",),
     "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "engine.offline.beam_search_params": ("BeamSearchParams",),
@@ -92,6 +109,10 @@ _LATER = {
     "engine.offline.prompts": (
         *("EmbedsPrompt", "PromptInputs", "PromptStrictInputs", "PromptType"),
         *("TextPrompt", "TokensPrompt"),
+    ),
+    "engine.sampling.logits_processor": (
+        *("AdapterLogitsProcessor", "BatchUpdate", "LogitsProcessor", "MoveDirectionality"),
+        *("RequestLogitsProcessor", "process_dict_updates"),
     ),
 }
 

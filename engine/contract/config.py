@@ -182,6 +182,11 @@ class EngineConfig(Settings):
     max_waiting: int = option(
         16384, "most requests that may wait; more are refused with HTTP 429", low=1
     )
+    logits_processors: list[Any] | None = option(  # noqa: RUF009
+        None,
+        "classes that change the logits of every step, as module:Class; see docs/extending/"
+        "logits-processor.md",
+    )
     enable_prompt_embeds: bool = option(
         False, "accept prompts as embedding vectors (offline only, from trusted callers)"
     )

@@ -61,7 +61,10 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
     if isinstance(value, list):
-        _check_numbers(name, value, meta["low"], meta["high"])
+        if "low" in meta:
+            _check_numbers(name, value, meta["low"], meta["high"])
+        else:
+            _check_classes(name, value)
         return value
     choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
     if choices and value not in choices:
@@ -80,6 +83,16 @@ def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
         if not whole or not low <= value <= high:
             raise ConfigError(
                 f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
+            )
+
+
+def _check_classes(name: str, values: list[Any]) -> None:
+    """Raise `ConfigError` unless these are classes, or say where they are."""
+    for value in values:
+        if not isinstance(value, type) and not (isinstance(value, str) and ":" in value):
+            raise ConfigError(
+                f"{name} must be classes or texts such as 'module:Class', got {value!r}.",
+                param=name,
             )
 
 
@@ -114,7 +127,9 @@ def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> No
     elif spec.metadata.get("json"):
         options |= {"type": _json_object, "metavar": "JSON"}
     elif kind is list:
-        options |= {"type": int, "nargs": "+", "metavar": "N"}
+        numbers = "low" in spec.metadata
+        options |= {"nargs": "+", "metavar": "N"} if numbers else {"nargs": "*", "metavar": "CLASS"}
+        options["type"] = int if numbers else str
     elif spec.metadata.get("several"):
         options |= {"nargs": "+", "metavar": "TEXT"}
     else:

@@ -25,6 +25,7 @@ MAX_BAD_WORD_TOKENS = 4 * MAX_STOP_CHARS
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 65536
+MAX_EXTRA_VALUES = 4096
 MAX_SEED = 2**63 - 1
 MAX_LENGTH_PENALTY = 10.0
 _FLAGS = (
@@ -46,6 +47,7 @@ def check_values(params: SamplingFields) -> None:
     _check_output_kind(params)
     _check_token_lists(params)
     _check_processors(params)
+    _check_extra_args(params.extra_args)
     _check_structured_outputs(params)
     _check_repetition_detection(params)
     for name in _FLAGS:
@@ -243,6 +245,33 @@ def _check_processors(params: SamplingFields) -> None:
         raise InvalidRequest(
             "logits_processors must be a list of functions.", param="logits_processors"
         )
+
+
+def _check_extra_args(given: Any) -> None:
+    """Plain data, so that it can be sent to a replica, and not without end."""
+    name = "extra_args"
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{name} must be an object.", param=name)
+    pending, count = [given], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if count > MAX_EXTRA_VALUES:
+            raise InvalidRequest(f"{name} may hold {MAX_EXTRA_VALUES} values at most.", param=name)
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise InvalidRequest(f"{name} may hold integers in [-2**63, 2**64).", param=name)
+        elif value is not None and not isinstance(value, bool | int | float | str):
+            raise InvalidRequest(
+                f"{name} may hold texts, numbers, lists and objects with texts as keys, got "
+                f"{type(value).__name__}.",
+                param=name,
+            )
 
 
 def _check_structured_outputs(params: SamplingFields) -> None:

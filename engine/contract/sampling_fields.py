@@ -55,6 +55,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         output_kind: offline only, of engines that hand outputs over as they grow: all from the
             beginning, what is new, or the end alone. `LLM` gives the end alone in any case.
         logits_processors: offline only, callables on (generated ids, logits).
+        extra_args: for the engine's logits processors, plain data. Over HTTP it is `vllm_xargs`.
     """
 
     n: int = 1
@@ -93,6 +94,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    extra_args: dict[str, Any] | None = None
 
     @property
     def greedy(self) -> bool:

@@ -228,7 +228,6 @@ _OF_THE_MANUAL: tuple[Foreign, ...] = (
         becomes=lambda value: {"pooler_config": dict(value)},
     ),
     only("override_generation_config", dict, ({},), _IN_SAMPLING),
-    only("logits_processors", list, ([],), _IN_SAMPLING),
     only(
         "logprobs_mode",
         str,

@@ -13,12 +13,14 @@ from engine.beams.group import BeamGroup, BeamRequest
 from engine.beams.search import end_tokens
 from engine.contract.adapters import digest_of
 from engine.contract.config import EngineConfig
-from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall
+from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
 from engine.contract.token_lists import untracked
 from engine.kv_cache.hashing import BlockHashes, ContentKey, scope_key
 from engine.models.facts import ModelFacts
 from engine.pooling.requests import check_pooling
+from engine.sampling.processor_classes import processor_classes
 from engine.scheduler import Request, Sequence
 
 
@@ -42,6 +44,7 @@ class InputProcessor:
         self._config = config
         self._facts = facts
         self._capacity = capacity
+        self._processors = processor_classes(config, pools=facts.pooling is not None)
         self._next_seq_id = 0
 
     # -- checks -------------------------------------------------------------------------------
@@ -73,10 +76,21 @@ class InputProcessor:
                 max_model_len=self._facts.max_model_len,
                 max_logprobs=self._config.max_logprobs,
             )
+            self._ask_processors(params)
         self._check_resumption(message)
         self._check_cap(message)
         _check_tenant(message)
         self._check_pool(message, len(prompt))
+
+    def _ask_processors(self, params: SamplingParams) -> None:
+        """What the engine's logits processors say of a request."""
+        for kind in self._processors:
+            try:
+                kind.validate_params(params)
+            except QuireError:
+                raise
+            except ValueError as error:
+                raise InvalidRequest(str(error), param="extra_args") from error
 
     def _check_resumption(self, message: EngineRequest) -> None:
         """What another replica had generated must be consistent with the request."""

@@ -38,6 +38,7 @@ class CpuDevice(Device):
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
     runs_heads: ClassVar[bool] = True
+    runs_logits_processors: ClassVar[bool] = True
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
 
     def __init__(self, config: EngineConfig) -> None:
@@ -95,7 +96,7 @@ class CpuDevice(Device):
             return PoolingRunner(loaded.model, batch, loaded.pooler)
         compiled = is_on("sampling") and self.kernels.name != "reference"
         ops = self.kernels if compiled else None
-        sampler = Sampler(loaded.eos_token_ids, ops, _acceptance(self.config))
+        sampler = Sampler(loaded.eos_token_ids, ops, _acceptance(self.config), parts.custom)
         decodes = self._decodes(parts, sampler)
         return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 

@@ -183,7 +183,8 @@ class CudaDevice(Device):
 
             return PoolingRunner(loaded.model, batch, loaded.pooler, staged)
         compiled = is_on("sampling") and self.kernels.name != "reference"
-        sampler = Sampler(loaded.eos_token_ids, self.kernels if compiled else None)
+        ops = self.kernels if compiled else None
+        sampler = Sampler(loaded.eos_token_ids, ops, custom=parts.custom)
         model = cast(DeviceModel, loaded.model)
         longest, groups = self._max_blocks(loaded.max_model_len), len(parts.layout.groups)
         warm_up_kernels(

@@ -26,6 +26,7 @@ from engine.devices.host_memory import adapter_bytes
 from engine.devices.threads import Threads
 from engine.kv_cache.layout import KVLayout
 from engine.model_loader.loader import LoadedModel
+from engine.sampling.custom import CustomProcessors
 from engine.scheduler.plan import StepPlan
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
@@ -71,6 +72,7 @@ class RunnerParts:
         layout, token_budget: as in `CacheNeed`.
         hidden: keeps what tokens were drawn from, for heads; None: there are none.
         is_draft: it draws drafts for another model beside it.
+        custom: the engine's logits processors; None: there are none.
     """
 
     loaded: LoadedModel
@@ -80,6 +82,7 @@ class RunnerParts:
     token_budget: int
     hidden: HiddenKeeper | None = None
     is_draft: bool = False
+    custom: CustomProcessors | None = None
 
 
 class Device(ABC):
@@ -105,6 +108,8 @@ class Device(ABC):
     #: Whether drafts may come from a model, or from heads; if not, they come from text alone.
     runs_draft_models: ClassVar[bool] = False
     runs_heads: ClassVar[bool] = False
+    #: Whether its runner gives `RunnerParts.custom` to its sampler.
+    runs_logits_processors: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

@@ -27,10 +27,13 @@ from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.lora.parts import AdaptableModel
 from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel, load_model
+from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
+from engine.sampling.custom import CustomProcessors
+from engine.sampling.processor_classes import processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.draft_facts import DraftFacts
 from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
@@ -96,10 +99,20 @@ class InProcessExecutor:
         self.device.use_threads_to_load()
         self.loaded = load_model(self._config, self.device.kernels, progress)
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
+        self._check_logits_processors()
         self._sleeper = Sleeper(self.loaded, self._config, self.device)
         self._adapter_obstacle = self.device.prepare_adapters(self.loaded)
         self._load_draft()
         return self.loaded.facts
+
+    def _check_logits_processors(self) -> None:
+        """Raise `ConfigError` for logits processors that can't be used, before memory is taken."""
+        classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
+        if classes and not self.device.runs_logits_processors:
+            raise ConfigError(
+                f"logits_processors aren't supported on the device {self.device.name}.",
+                param="logits_processors",
+            )
 
     def _load_draft(self) -> None:
         """The draft model or the heads that the settings name, where drafts can be checked."""
@@ -169,9 +182,37 @@ class InProcessExecutor:
         if heads is not None:
             hidden = heads.attach(batch, capacity.num_blocks, capacity.layout)
         parts = RunnerParts(
-            self.loaded, batch, self._masks, capacity.layout, capacity.token_budget, hidden
+            self.loaded,
+            batch,
+            self._masks,
+            capacity.layout,
+            capacity.token_budget,
+            hidden,
+            custom=self._logits_processors(),
         )
         return self.device.make_runner(parts)
+
+    def _logits_processors(self) -> CustomProcessors | None:
+        """The engine's own, made anew with each runner; None: there are none."""
+        classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
+        if not classes:
+            return None
+        place = self.device.torch_device
+        pinned = place.type == "cuda"
+        config = self.vllm_config
+        return CustomProcessors([each(config, place, pinned) for each in classes])
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The settings and the model's facts as vLLM has them; from `size_cache` on."""
+        return VllmConfig.of(
+            self._config,
+            self.loaded,
+            self.device.torch_device,
+            num_blocks=self.capacity.num_blocks,
+            token_budget=self.capacity.token_budget,
+            plans_ahead=self._config.plans_ahead(self.overlaps),
+        )
 
     def serving(self) -> None:
         """See `Executor`."""

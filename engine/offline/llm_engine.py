@@ -21,6 +21,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.profile import Profile
 from engine.core.stats_log import StatsLog
 from engine.model_loader.loader import resolve_folder
+from engine.model_loader.vllm_config import VllmConfig
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
 from engine.models.gguf.folder import find_gguf
@@ -265,6 +266,11 @@ class LLMEngine:
     def model_config(self) -> EngineConfig:
         """See `get_model_config`."""
         return self.get_model_config()
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The settings and the model's facts by vLLM's names."""
+        return self.core.executor.vllm_config  # type: ignore[attr-defined]
 
     def do_log_stats(self) -> None:
         """Log a line of figures now: load, and throughput since the last one."""

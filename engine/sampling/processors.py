@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from engine.sampling.logits_processor import RequestLogitsProcessor, takes_prompt
 from engine.sampling.state import SequenceSampling
-
-Processor = Callable[..., Tensor]
-
-
-def _takes_prompt(processor: Processor) -> bool:
-    """Whether it is fn(prompt ids, output ids, logits) rather than fn(output ids, logits)."""
-    try:
-        return len(inspect.signature(processor).parameters) == 3
-    except (TypeError, ValueError):  # built in: no signature to read
-        return False
 
 
 class Processors:
@@ -26,7 +16,7 @@ class Processors:
 
     def __init__(self, states: Sequence[SequenceSampling]) -> None:
         self._rows = [
-            (row, state, [(fn, _takes_prompt(fn)) for fn in state.params.logits_processors])
+            (row, state, [(fn, takes_prompt(fn)) for fn in state.params.logits_processors])
             for row, state in enumerate(states)
             if state.params.logits_processors
         ]
@@ -48,11 +38,13 @@ class Processors:
 
     @staticmethod
     def _run(
-        logits: Tensor, state: SequenceSampling, processors: Sequence[tuple[Processor, bool]]
+        logits: Tensor,
+        state: SequenceSampling,
+        processors: Sequence[tuple[RequestLogitsProcessor, bool]],
     ) -> Tensor:
-        for processor, takes_prompt in processors:
+        for processor, reads_prompt in processors:
             arguments = [state.output_token_ids, logits]
-            if takes_prompt:
+            if reads_prompt:
                 arguments.insert(0, list(state.prompt_token_ids))
             result = processor(*arguments)
             if not isinstance(result, torch.Tensor) or result.shape != logits.shape:

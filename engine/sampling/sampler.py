@@ -15,6 +15,7 @@ from engine.contract.sampling_params import GREEDY_EPS
 from engine.sampling.acceptance import TypicalAcceptance
 from engine.sampling.batch import Batch, seeds_of
 from engine.sampling.compiled import CompiledChoice, RowSettings
+from engine.sampling.custom import CustomProcessors
 from engine.sampling.device_penalties import DevicePenalties
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
@@ -96,13 +97,15 @@ class Sampler:
     """Chooses tokens. One instance serves one engine; it keeps what it derived of the last batch.
 
     The order of things: raw log probabilities; allowed_token_ids; bad words; min_tokens;
-    logit_bias; logits processors; penalties; grammar masks; then greedy rows take the maximum, and
-    the others temperature, min-p, top-k, top-p and a draw.
+    logit_bias; logits processors, the engine's and a request's; penalties; grammar masks; then
+    greedy rows take the maximum, and the others temperature, the engine's processors that leave the
+    maximum what it is, min-p, top-k, top-p and a draw.
 
     Args:
         eos_token_ids: what `min_tokens` holds back unless `ignore_eos`.
         ops: kernels to choose with; None: torch.
         acceptance: which drafts hold beside those that are drawn; None: none.
+        custom: the engine's own logits processors; None: there are none.
     """
 
     def __init__(
@@ -110,7 +113,9 @@ class Sampler:
         eos_token_ids: Iterable[int] = (),
         ops: KernelSet | None = None,
         acceptance: TypicalAcceptance | None = None,
+        custom: CustomProcessors | None = None,
     ) -> None:
+        self._custom = custom
         self._acceptance = acceptance
         self._compiled = None if ops is None else CompiledChoice(ops)
         self._ops = ops
@@ -159,7 +164,7 @@ class Sampler:
         if not len(states):
             return Choice(torch.empty(0, dtype=torch.int64, device=logits.device))
         batch = self._batch_of(states, logits)
-        untouched = batch.untouched and mask is None
+        untouched = batch.untouched and mask is None and self._custom is None
         if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
             return Choice(self._greedy(logits))
         raw = None
@@ -173,6 +178,8 @@ class Sampler:
         errors = self._adjust(work, batch)
         if mask is not None:
             mask.apply(work, self.edits_of(work))
+        if self._custom is not None:
+            self._custom.apply_to_draws(work)
         held = (
             self._acceptance.accepted(work, states, drafts) if self._acceptance and drafts else []
         )
@@ -193,7 +200,7 @@ class Sampler:
         Grammar masks come with a step, so they aren't considered here.
         """
         params = state.params
-        if self._acceptance is not None and not params.greedy:
+        if self._custom is not None or (self._acceptance is not None and not params.greedy):
             return False
         return self._compiled is not None and not (
             params.use_beam_search or params.logits_processors or params.logprob_token_ids
@@ -211,7 +218,15 @@ class Sampler:
 
     def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
         """Whether choosing for these needs the tokens that they have generated so far."""
-        return bool(len(states)) and self._batch_of(states, logits).reads_outputs
+        if not len(states):
+            return False
+        return self._custom is not None or self._batch_of(states, logits).reads_outputs
+
+    def goes_step_by_step(self, states: Sequence[SequenceSampling]) -> bool:
+        """Whether the host must see what was chosen for these before the next step begins."""
+        return self._custom is not None or any(
+            state.params.use_beam_search or state.params.logits_processors for state in states
+        )
 
     @staticmethod
     def _add_candidates(logits: Tensor, batch: Batch, choice: Choice) -> None:
@@ -263,6 +278,9 @@ class Sampler:
         """Apply to `logits`, in place, all that greedy rows see too; returns errors by row."""
         if not batch.constraints.empty:
             batch.constraints.apply(logits)
+        if self._custom is not None:
+            self._custom.update(batch.states)
+            self._custom.apply(logits)
         errors = {} if batch.processors.empty else batch.processors.apply(logits)
         if batch.penalised:
             (self._penalties or batch.penalties).apply(logits)

@@ -40,7 +40,6 @@ WITHOUT_EFFECT = {
     "prediction": "the engine drafts for itself: [speculation](speculation.md)",
     "prompt_embeds": "text or token ids",
     "verbosity": "no model reads it; the prompt can say it",
-    "vllm_xargs": "nothing reads them",
     "web_search_options": "nothing searches the web; a tool of the client's can",
 }
 

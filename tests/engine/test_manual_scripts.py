@@ -215,6 +215,100 @@ assert metrics["vllm:spec_decode_num_drafts"] > 0
 """
 
 
+PROCESSORS = """
+import torch
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+class DummyLogitsProcessor(LogitsProcessor):
+    @classmethod
+    def validate_params(cls, params: SamplingParams):
+        target_token: Any | None = params.extra_args and params.extra_args.get("target_token")
+        if target_token is not None and not isinstance(target_token, int):
+            raise ValueError(f"target_token value {target_token} is not int")
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
+        self.req_info: dict[int, int] = {}
+        self.vocab_size = vllm_config.model_config.get_vocab_size()
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None):
+        def extract_extra_arg(params: SamplingParams) -> int | None:
+            self.validate_params(params)
+            return params.extra_args and params.extra_args.get("target_token")
+
+        process_dict_updates(self.req_info, batch_update,
+                             lambda params, _, __: extract_extra_arg(params))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        assert logits.shape[1] == self.vocab_size
+        if not self.req_info:
+            return logits
+        cols = torch.tensor(list(self.req_info.values()), dtype=torch.long, device=logits.device)
+        rows = torch.tensor(list(self.req_info.keys()), dtype=torch.long, device=logits.device)
+        values_to_keep = logits[rows, cols].clone()
+        logits[rows] = float("-inf")
+        logits[rows, cols] = values_to_keep
+        return logits
+"""
+
+WRAPPED = """
+import torch
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
+
+class DummyPerReqLogitsProcessor:
+    def __init__(self, target_token: int) -> None:
+        self.target_token = target_token
+
+    def __call__(self, output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        val_to_keep = logits[self.target_token].item()
+        logits[:] = float("-inf")
+        logits[self.target_token] = val_to_keep
+        return logits
+
+class DummyLogitsProcessor(AdapterLogitsProcessor):
+    @classmethod
+    def validate_params(cls, params: SamplingParams):
+        target_token: Any | None = params.extra_args and params.extra_args.get("target_token")
+        if target_token is not None and not isinstance(target_token, int):
+            raise ValueError(f"target_token value {target_token} is not int")
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool):
+        super().__init__(vllm_config, device, is_pin_memory)
+        self.is_cuda = device.type == "cuda"
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        target_token: Any | None = params.extra_args and params.extra_args.get("target_token")
+        return None if target_token is None else DummyPerReqLogitsProcessor(target_token)
+"""
+
+WITH_TARGETS = """
+prompts = ["the quick brown", "the lazy dog", "the fox", "the hen"]
+sampling_params_list = [
+    SamplingParams(temperature=0.0, extra_args={"target_token": 128}),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, extra_args={"target_token": 67}),
+    SamplingParams(temperature=0.0),
+]
+llm = LLM(model=MODEL, logits_processors=[DummyLogitsProcessor], num_gpu_blocks_override=400)
+outputs = llm.generate(prompts, sampling_params_list)
+assert [output.prompt for output in outputs] == prompts
+"""
+
+
 @pytest.fixture(scope="module")
 def model(model_folder: Callable[[str], Path]) -> Path:
     return model_folder("llama")
@@ -284,6 +378,22 @@ def test_drafts_of_a_small_network(
 ) -> None:
     draft = str(head_folders.write(tmp_path / "heads", *head_folders.mlp_parts()))
     run(DRAFTS, monkeypatch, MODEL=str(model), DRAFT=draft)
+
+
+@pytest.mark.parametrize("source", [PROCESSORS, WRAPPED], ids=["rows", "requests"])
+def test_logits_processors_of_the_engine(
+    source: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = run(source + WITH_TARGETS, monkeypatch, MODEL=str(model))
+    tokens = [output.outputs[0].token_ids for output in names["outputs"]]
+    assert (set(tokens[0]), set(tokens[2])) == ({128}, {67})
+    plain = LLM(str(model), **SMALL).generate(
+        names["prompts"], SamplingParams(temperature=0), use_tqdm=False
+    )
+    assert [tokens[1], tokens[3]] == [plain[place].outputs[0].token_ids for place in (1, 3)]
+    wrong = SamplingParams(extra_args={"target_token": "x"})
+    with pytest.raises(ValueError, match="target_token value x is not int"):
+        names["llm"].generate("the", wrong, use_tqdm=False)
 
 
 def answer(llm: LLM) -> list[int]:

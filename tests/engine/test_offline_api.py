@@ -504,6 +504,20 @@ def test_old_names_and_defaults_of_the_engines_calls(
     assert engine.model_config.max_model_len == llm.model_config.max_model_len == 128
 
 
+def test_settings_and_facts_under_vllms_names(llm: LLM) -> None:
+    found = llm.llm_engine.vllm_config
+    model = found.model_config
+    assert model.hf_config.model_type == model.hf_text_config.model_type == "llama"
+    assert model.hf_config.vocab_size == model.get_vocab_size()
+    assert model.hf_config.hidden_size == model.get_hidden_size()
+    assert (model.max_model_len, str(model.dtype)) == (128, "torch.float32")
+    assert found.cache_config.num_gpu_blocks == llm.core.capacity.num_blocks
+    assert found.scheduler_config.max_num_batched_tokens == llm.core.capacity.token_budget
+    assert found.parallel_config.world_size == 1
+    assert found.device_config.device_type == "cpu"
+    assert (found.lora_config is None, found.speculative_config) == (False, None)
+
+
 def test_figures_under_vllms_names(llm: LLM) -> None:
     def value(name: str) -> float:
         return sum(metric.value for metric in llm.get_metrics() if metric.name == name)

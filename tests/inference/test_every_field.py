@@ -75,6 +75,7 @@ BOTH: dict[str, tuple[Any, Effect]] = {
     "allowed_token_ids": ([5, 6], sampled("allowed_token_ids", [5, 6])),
     "logit_bias": ({"5": 1.0}, sampled("logit_bias", {5: 1.0})),
     "ignore_eos": (True, sampled("ignore_eos", True)),
+    "vllm_xargs": ({"target": [1, "a"]}, sampled("extra_args", {"target": [1, "a"]})),
     "max_tokens": (3, sampled("max_tokens", 3)),
     "min_tokens": (1, sampled("min_tokens", 1)),
     "prompt_logprobs": (1, sampled("prompt_logprobs", 1)),
@@ -155,7 +156,7 @@ parallel_tool_calls functions function_call add_generation_prompt continue_final
 documents add_special_tokens chat_template chat_template_kwargs reasoning_effort
 include_reasoning thinking_token_budget use_beam_search length_penalty early_stopping
 logits_processors prompt_embeds mm_processor_kwargs media_io_kwargs kv_transfer_params
-vllm_xargs modalities audio prediction web_search_options verbosity moderation
+modalities audio prediction web_search_options verbosity moderation
 """
 NAMESPACE: list[str] = []
 LENGTH: list[int] = []

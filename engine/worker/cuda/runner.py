@@ -140,7 +140,7 @@ class DeviceRunner(ModelRunner):
         before, self._last = self._last, None
         if not isinstance(inputs, DeviceInputs):
             return Finished(StepResult.empty(0))
-        if self._keep is not None or _step_by_step(inputs):
+        if self._keep is not None or _step_by_step(inputs, self.sampler):
             if before is not None:
                 before.finish()
             return Finished(super().run(plan, inputs))
@@ -209,8 +209,7 @@ def _num_logits(context: AttentionContext) -> int:
     return len(context.positions if context.logits_rows is None else context.logits_rows)
 
 
-def _step_by_step(inputs: StepInputs) -> bool:
+def _step_by_step(inputs: StepInputs, sampler: Sampler) -> bool:
     """Whether the host has to look at the step before it can go on."""
-    return bool(inputs.prompt_rows or inputs.drafted) or any(
-        state.params.use_beam_search or state.params.logits_processors for state in inputs.states
-    )
+    seen = sampler.goes_step_by_step(inputs.states)
+    return bool(inputs.prompt_rows or inputs.drafted) or seen

@@ -32,7 +32,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
     "prompt_embeds": (),
-    "vllm_xargs": (),
     # What SDKs take apart before they send.
     "extra_body": (),
 }

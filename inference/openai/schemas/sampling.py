@@ -60,6 +60,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
     repetition_detection: dict[str, Any] | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     allowed_token_ids: list[int] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     def sampling_params(
         self,
@@ -89,6 +90,8 @@ class SamplingFields(StructuredFields, GenerateRequest):
                 values[name] = value
         if self.repetition_detection is not None:
             values["repetition_detection"] = _repetition_detection(self.repetition_detection)
+        if self.vllm_xargs:
+            values["extra_args"] = self.vllm_xargs
         if self.logit_bias:
             values["logit_bias"] = _logit_bias(self.logit_bias)
         if self.logprob_token_ids is not None:
@@ -112,6 +115,7 @@ _CONVERTED = (
     "repetition_detection",
     "logprob_token_ids",
     "truncation_side",
+    "vllm_xargs",
 )
 #: Fields that `SamplingParams` takes under the same name.
 _PASSED_ON = tuple(

@@ -123,11 +123,13 @@ class FakeDevice:
                 monkeypatch.setitem(vars(ops), name, kernel(getattr(ops, name)))
         self._patch = monkeypatch
 
-    def runner(self, loaded: Any, batch: Any, masks: Any, *, split: bool = True) -> DeviceRunner:
+    def runner(
+        self, loaded: Any, batch: Any, masks: Any, *, split: bool = True, custom: Any = None
+    ) -> DeviceRunner:
         """Runs steps of a model on this device."""
         model = loaded.model
         ops = model.ops
-        sampler = Sampler(loaded.eos_token_ids, ops)
+        sampler = Sampler(loaded.eos_token_ids, ops, custom=custom)
         breaks = AttentionBreaks(ops.paged_attention)
         self._patch.setitem(vars(ops), "paged_attention", breaks)
         batch.decodes_first = split
@@ -146,7 +148,8 @@ class FakeDevice:
         """
 
         def make_runner(executor: InProcessExecutor, batch: Any) -> DeviceRunner:
-            return self.runner(executor.loaded, batch, executor._masks, split=split)
+            custom = executor._logits_processors()
+            return self.runner(executor.loaded, batch, executor._masks, split=split, custom=custom)
 
         self._patch.setattr(InProcessExecutor, "_make_runner", make_runner)
         defaults = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
+from engine import LLM, AdapterLogitsProcessor, SamplingParams
 from engine.worker.collect import collect
 from engine.worker.cuda.forward import DeviceForward
 from kernels.attention.args import AttentionArgs
@@ -130,6 +130,24 @@ def test_tokens_are_those_of_the_plain_runner(
     monkeypatch.setattr(OnDevice, "strict", case == "mixed")
     llm = device.engine(model_folder("llama"), inline=inline, max_num_batched_tokens=32)
     assert token_ids(llm, CASES[case]) == expected[case]
+
+
+class NoRepeats(AdapterLogitsProcessor):
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        return forbids
+
+
+def test_the_engines_logits_processors_see_all_tokens_before(
+    device: FakeDevice, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnDevice, "strict", False)
+    params = [SamplingParams(temperature=0, logits_processors=[forbids], **END)] * len(PROMPTS)
+    wanted = token_ids(device.engine(model_folder("llama")), params)
+    llm = device.engine(model_folder("llama"), logits_processors=[NoRepeats])
+    assert token_ids(llm, [SamplingParams(temperature=0, **END)] * len(PROMPTS)) == wanted
 
 
 def test_log_probabilities_come_with_the_tokens(device: FakeDevice, model_folder: Folder) -> None:

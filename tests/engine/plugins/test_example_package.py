@@ -83,6 +83,25 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_logits_processor_has_its_way_in_a_replica(
+    redis_url: str, model_folder: Callable[[str], Path]
+) -> None:
+    prefix = f"plugins{time.time_ns()}"
+    with replica(redis_url, prefix, model_folder("llama")):
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        gateway.request("r", [5, 6], max_tokens=4, extra_args={"example_only": [9]})
+        gateway.finish("r")
+        assert gateway.tokens("r") == [9, 9, 9, 9]
+        gateway.request("bad", [5, 6], max_tokens=4, extra_args={"example_only": "nine"})
+        gateway.wait(lambda: "bad" in gateway.deltas)
+        (delta,) = gateway.deltas["bad"]
+        assert delta.error is not None
+        assert delta.error.message == "example_only must be a list of token ids."
+        assert delta.error.param == "extra_args"
+
+
+@pytest.mark.usefixtures("installed")
 def test_an_io_processor_reads_and_answers_data(embedder: Path) -> None:
     llm = LLM(str(embedder), io_processor_plugin="example_nearest", max_model_len=64)
     (result,) = llm.encode({"data": DATA}, use_tqdm=False)

@@ -207,6 +207,13 @@ def test_logits_processors():
         refused("logits_processors", value)
 
 
+def test_extra_args():
+    SamplingParams(extra_args={"a": [1, 2.5, None, True, {"b": "c"}], "big": 2**64 - 1})
+    endless = [0] * 5000
+    for value in (5, [], {1: 2}, {"a": {2: 3}}, {"a": {1, 2}}, {"a": 2**64}, {"a": endless}):
+        refused("extra_args", value)
+
+
 def test_fields_that_contradict_each_other():
     with pytest.raises(InvalidRequest, match=r"best_of \(2\) must be at least n \(3\)") as caught:
         SamplingParams(n=3, best_of=2)
@@ -247,6 +254,7 @@ FULL = {
     "bad_words_token_ids": [[1, 2], [3]],
     "seed": 2**63 - 1,
     "include_stop_str_in_output": True,
+    "extra_args": {"a": [1, {"b": None}]},
 }
 
 
@@ -273,6 +281,7 @@ def test_a_clone_is_deep_except_for_functions():
     assert clone.logits_processors is params.logits_processors
     clone.stop.append("b")
     clone.logit_bias[9] = 1.0
+    clone.extra_args["a"].append(2)
     clone.bad_words_token_ids[0].append(9)
     assert params == SamplingParams(**FULL, logits_processors=[processor])
 

@@ -1,4 +1,4 @@
-"""One plug-in of each kind. docs/extending/plugins.md walks through it."""
+"""Plug-ins for gateways and replicas. docs/extending/plugins.md walks through them."""
 
 from __future__ import annotations
 

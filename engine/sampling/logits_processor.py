@@ -1,0 +1,169 @@
+"""`LogitsProcessor`: what a package or a program subclasses to change logits, as in vLLM (V1).
+
+One is made for the engine, told which requests stand in which row, and given all rows at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.contract.sampling_params import SamplingParams
+
+State = TypeVar("State")
+#: fn(output ids, logits) or fn(prompt ids, output ids, logits), of one request's row.
+RequestLogitsProcessor = Callable[..., Tensor]
+
+
+class MoveDirectionality(Enum):
+    """Whether what stood in the other row comes back."""
+
+    UNIDIRECTIONAL = auto()
+    SWAP = auto()
+
+
+#: A row that nobody has any more.
+RemovedRequest = int
+#: Row, parameters, prompt ids (None: the prompt is vectors), and the live list of output ids.
+AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
+#: From row, to row, and how.
+MovedRequest = tuple[int, int, MoveDirectionality]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchUpdate:
+    """How the rows changed since the last step.
+
+    Attributes:
+        batch_size: rows of this step.
+        removed, added, moved: to be followed in this order. A request that is added may take the
+            place of another, which isn't among `removed` then.
+    """
+
+    batch_size: int
+    removed: Sequence[RemovedRequest]
+    added: Sequence[AddedRequest]
+    moved: Sequence[MovedRequest]
+
+
+class LogitsProcessor(ABC):
+    """Changes the logits of a step.
+
+    A step's rows are the sequences that get a token by it. One that is left out of a step, or was
+    preempted, is added again with its output so far.
+
+    Args:
+        vllm_config: the engine's settings by vLLM's names. device: of the logits.
+        is_pin_memory: whether host memory should be pinned for copies to it.
+    """
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raise `ValueError` for parameters, `extra_args` above all, that can't be followed: the
+        request is refused with its text.
+        """
+        return
+
+    @abstractmethod
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        raise NotImplementedError
+
+    @abstractmethod
+    def apply(self, logits: Tensor) -> Tensor:
+        """The logits changed: float32 [rows, vocab], which may be written to."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def is_argmax_invariant(self) -> bool:
+        """Whether the likeliest token stays the likeliest: then it sees the logits as they are
+        drawn from, after penalties and temperature, and steps without a draw pass it by.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Called before each `apply`. None: the rows are those of the last step."""
+        raise NotImplementedError
+
+
+class AdapterLogitsProcessor(LogitsProcessor):
+    """Gives each request a function of its own, which sees that request's row alone."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.req_info: dict[int, partial[Tensor]] = {}
+
+    @abstractmethod
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        """The function for a request with these parameters; None: it has none."""
+        raise NotImplementedError
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """See `LogitsProcessor`."""
+        process_dict_updates(self.req_info, batch_update, self._new_state)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """See `LogitsProcessor`."""
+        for row, function in self.req_info.items():
+            given = logits[row]
+            if (changed := function(given)) is not given:
+                logits[row] = changed
+        return logits
+
+    def _new_state(
+        self, params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+    ) -> partial[Tensor] | None:
+        function = self.new_req_logits_processor(params)
+        if function is None:
+            return None
+        if not takes_prompt(function):
+            return partial(function, output_ids)
+        if prompt_ids is None:
+            raise ValueError("The logits processor reads a prompt's ids, and this prompt has none.")
+        return partial(function, prompt_ids, output_ids)
+
+
+def takes_prompt(function: RequestLogitsProcessor) -> bool:
+    """Whether it is fn(prompt ids, output ids, logits) rather than fn(output ids, logits)."""
+    try:
+        return len(inspect.signature(function).parameters) == 3
+    except (TypeError, ValueError):  # built in: no signature to read
+        return False
+
+
+def process_dict_updates(
+    req_entries: dict[int, State],
+    batch_update: BatchUpdate | None,
+    new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
+) -> bool:
+    """Keep a dict of states by row true to an update; whether anything changed.
+
+    `new_state` makes the state of a request that is added, or None where it has none.
+    """
+    if batch_update is None:
+        return False
+    before = dict(req_entries)
+    for row in batch_update.removed:
+        req_entries.pop(row, None)
+    for row, params, prompt_ids, output_ids in batch_update.added:
+        _put(req_entries, row, new_state(params, prompt_ids, output_ids))
+    for source, target, direction in batch_update.moved:
+        moved, other = req_entries.pop(source, None), req_entries.pop(target, None)
+        _put(req_entries, target, moved)
+        if direction is MoveDirectionality.SWAP:
+            _put(req_entries, source, other)
+    return req_entries != before
+
+
+def _put(entries: dict[int, State], row: int, state: State | None) -> None:
+    if state is None:
+        entries.pop(row, None)
+    else:
+        entries[row] = state
