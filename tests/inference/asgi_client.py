@@ -100,7 +100,7 @@ class Exchange:
         """Disconnect, and wait until the application has noticed."""
         self.gone.set()
         assert self.task is not None
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 60)
 
     async def reply(self) -> Reply:
         status, headers = await self.head()

@@ -58,7 +58,7 @@ async def test_it_is_told_while_it_is_made(
     async with gateway.serving(gateway.scripted(script, token_delay=0.002)):
         made, stream = await begin(gateway, sent, tools=[WEATHER])
         await run_response(made, "worker")
-        raw = parse_events((await asyncio.wait_for(stream, 10)).body)
+        raw = parse_events((await asyncio.wait_for(stream, 60)).body)
     events = [EVENT.validate_python(event) for event in raw]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -138,7 +138,7 @@ async def test_an_answer_that_turns_out_another_fails(
             ]
         )
         await run_response(made, "second")
-        last = parse_events((await asyncio.wait_for(stream, 10)).body)[-1]
+        last = parse_events((await asyncio.wait_for(stream, 60)).body)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["code"] == "server_error"
 
@@ -149,7 +149,7 @@ async def test_once_the_events_are_gone_there_is_the_end(
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
         made, stream = await begin(gateway, sent)
         await run_response(made, "worker")
-        await asyncio.wait_for(stream, 10)
+        await asyncio.wait_for(stream, 60)
     await KeptEvents(made).forget()
     (event,) = await events_of(gateway, made, "&starting_after=7")
     assert (event["type"], event["sequence_number"]) == ("response.completed", 8)
@@ -159,7 +159,7 @@ async def test_a_cancelled_one_ends_its_stream(gateway: Gateway, sent: list[str]
     made, stream = await begin(gateway, sent)
     assert (await gateway.client.post(f"{URL}/{made}/cancel")).status == 200
     await run_response(made, "worker")  # which has nothing to do
-    kinds = [event["type"] for event in parse_events((await asyncio.wait_for(stream, 10)).body)]
+    kinds = [event["type"] for event in parse_events((await asyncio.wait_for(stream, 60)).body)]
     assert kinds == ["response.created", "response.queued"]
 
 
@@ -172,7 +172,7 @@ async def test_fault_23_a_strangers_stream_is_404(
         for query in ("", "?stream=true", "?stream=true&starting_after=0"):
             assert (await other.get(f"{URL}/{made}{query}")).status == 404
         await run_response(made, "worker")
-        await asyncio.wait_for(stream, 10)
+        await asyncio.wait_for(stream, 60)
         assert (await gateway.client.request("DELETE", f"{URL}/{made}")).status == 200
     assert await KeptEvents(made).after(-1) == []
 

@@ -56,7 +56,7 @@ async def test_a_body_over_the_limit_is_refused(gateway: Gateway, settings: Any)
 async def test_a_client_that_leaves_is_noticed(gateway: Gateway) -> None:
     from django.core.handlers.asgi import ASGIHandler
 
-    replica = gateway.fake(token_delay=0.01)
+    replica = gateway.fake(token_delay=0.1)
     client = AsgiClient(ASGIHandler(), gateway.rows.secret)
     local = {"host": "localhost"}
     async with gateway.serving(replica):
@@ -73,7 +73,7 @@ async def test_a_client_that_leaves_is_noticed(gateway: Gateway) -> None:
 
 async def test_a_stream_that_middleware_never_passes_on_ends(gateway: Gateway) -> None:
     """As where a client leaves while Django's middleware has the response: nobody closes it."""
-    replica = gateway.fake(token_delay=0.01)
+    replica = gateway.fake(token_delay=0.1)
     body = chat_body(stream=True, max_tokens=1000)
     request = AsyncRequestFactory().post(
         CHAT, body, content_type="application/json", headers=headers(gateway)

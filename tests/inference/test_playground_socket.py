@@ -55,15 +55,15 @@ def headers(
 @asynccontextmanager
 async def socket(session: str | None, **where: Any) -> AsyncIterator[WebsocketCommunicator]:
     communicator = WebsocketCommunicator(APP, "/ws/playground/", headers=headers(session, **where))
-    accepted, _ = await communicator.connect(timeout=5)
+    accepted, _ = await communicator.connect(timeout=30)
     assert accepted
     yield communicator
-    await communicator.disconnect(timeout=5)
+    await communicator.disconnect(timeout=30)
 
 
 async def closed_with(communicator: WebsocketCommunicator) -> int:
     while True:
-        message = await communicator.receive_output(timeout=5)
+        message = await communicator.receive_output(timeout=30)
         if message["type"] == "websocket.close":
             return int(message["code"])
 
@@ -71,7 +71,7 @@ async def closed_with(communicator: WebsocketCommunicator) -> int:
 async def frames_until(communicator: WebsocketCommunicator, *kinds: str) -> list[dict[str, Any]]:
     frames = []
     while not frames or frames[-1]["type"] not in kinds:
-        frames.append(await communicator.receive_json_from(timeout=10))
+        frames.append(await communicator.receive_json_from(timeout=30))
     return frames
 
 
@@ -148,7 +148,7 @@ async def test_several_answers_run_at_a_time_by_id(gateway: Gateway, session_key
         ends: dict[str, str] = {}
         errors = []
         while len(ends) < 4 or len(errors) < 2:
-            frame = await page.receive_json_from(timeout=10)
+            frame = await page.receive_json_from(timeout=30)
             if frame["type"] == "done":
                 ends[frame["id"]] = frame["finish_reason"]
             if frame["type"] == "error":
@@ -369,10 +369,10 @@ async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
         answers = []
         for tenant in ("foreign", "nowhere"):
             await page.send_json_to(generate(tenant=tenant))
-            answers.append(await page.receive_json_from(timeout=10))
+            answers.append(await page.receive_json_from(timeout=30))
         for tenant in (5, "", "x" * 64):
             await page.send_json_to(generate(tenant=tenant))
-            answer = await page.receive_json_from(timeout=10)
+            answer = await page.receive_json_from(timeout=30)
             assert answer["error"]["param"] == "tenant"
         await page.send_json_to({"type": "ping"})
         assert await page.receive_json_from() == {"type": "pong"}
@@ -413,7 +413,7 @@ async def test_an_answer_goes_on_where_its_connection_broke(
             for after, param in ((ends[-1], "Last-Event-ID"), ("x", "Last-Event-ID"), (3, "after")):
                 other = [{"role": "user", "content": "other"}]
                 await page.send_json_to(generate(after=after, messages=other))
-                frame = await page.receive_json_from(timeout=10)
+                frame = await page.receive_json_from(timeout=30)
                 assert (frame["type"], frame["error"]["param"]) == ("error", param)
 
 

@@ -314,7 +314,7 @@ async def test_a_background_response_can_be_cancelled(
         await until(lambda: replica.running)
         cancelled = (await gateway.client.post(f"{URL}/{made}/cancel")).json()
         assert cancelled["status"] == "cancelled"
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
         await until(lambda: replica.aborted)
         assert (await gateway.client.get(f"{URL}/{made}")).json()["status"] == "cancelled"
         assert (await gateway.client.post(f"{URL}/{made}/cancel")).status == 200
@@ -339,7 +339,7 @@ async def test_a_background_response_waits_for_a_replica(
     running = asyncio.create_task(run_response(made, "worker"))
     await asyncio.sleep(0.1)
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
     assert (await gateway.client.get(f"{URL}/{made}")).json()["status"] == "completed"
 
 

@@ -48,7 +48,7 @@ PHONE = {"width": 390, "height": 844}
 #: Half of what the product takes for recent (allauth's ACCOUNT_REAUTHENTICATION_TIMEOUT, 300 s).
 FRESH_S = 150
 Open = Callable[..., Page]
-expect.set_options(timeout=20_000)  # a busy machine is no fault of the page's
+expect.set_options(timeout=60_000)  # a busy machine is no fault of the page's
 
 
 @pytest.fixture(scope="package")
@@ -200,7 +200,7 @@ def open_page(
             options = {"viewport": DESKTOP, "color_scheme": "light"} | options
             context = browser.new_context(storage_state=state, **options)
             opened.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         opened.append(page)
         page.on("pageerror", lambda error: problems.append(str(error)))

@@ -102,7 +102,7 @@ class Walk:
         self.context: BrowserContext = browser.new_context(
             storage_state=cookies, reduced_motion="reduce", **options
         )
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)
         self.page, self.url = self.context.new_page(), url
         self.here, self.wrong = "", []
         self.page.on("pageerror", lambda error: self._note(str(error)))
