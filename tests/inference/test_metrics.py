@@ -50,9 +50,10 @@ async def scraped(insider: AsgiClient) -> str:
 
 def values(text: str, name: str, **labels: str) -> list[float]:
     """Of all samples of this name that have these labels."""
+    lines = "".join(line for line in text.splitlines(keepends=True) if line.startswith(name))
     return [
         sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(lines)
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
