@@ -21,6 +21,7 @@ from engine.contract.redis_link import refusal_of
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import Flight
 from inference.engine_client.routing import successors
+from inference.turns import in_turns
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
@@ -110,7 +111,7 @@ class Watchman:
             if self._redis_down:
                 self._client.fleet.excuse()
             self._redis_down, self._refusal = False, ""
-            self.check()
+            await self.check()
         self._give_up_waiting()
         self._client.forget_leaving(FAREWELL_S)
 
@@ -141,10 +142,12 @@ class Watchman:
                     self._client.orphan(flight, "Redis was restarted")
         self._redis_run = run
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Orphan flights whose replica is lost; place those that wait."""
         lost: Counter[tuple[str, str]] = Counter()
-        for flight in self._client.flights:
+        async for flight in in_turns(self._client.flights):
+            if flight.done:  # since the look began
+                continue
             self._forgive(flight)
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)

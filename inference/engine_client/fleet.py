@@ -130,12 +130,13 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Replica]:
         """The live ones: a heartbeat without TTL that stands still is a dead one's."""
-        oldest = time.monotonic() - protocol.HEARTBEAT_TTL_S
+        oldest = _oldest()
         return iter([r for r in self._replicas.values() if r.changed_at >= oldest])
 
     def get(self, replica_id: str) -> Replica | None:
         """The replica if it's alive."""
-        return next((r for r in self if r.heartbeat.replica_id == replica_id), None)
+        found = self._replicas.get(replica_id)
+        return found if found is not None and found.changed_at >= _oldest() else None
 
     def of_model(self, name: str) -> list[Replica]:
         """Live replicas that serve the model, ready or not."""
@@ -159,6 +160,11 @@ class Fleet:
     def model_names(self) -> list[str]:
         """Models that live replicas serve."""
         return sorted({replica.heartbeat.model.name for replica in self})
+
+
+def _oldest() -> float:
+    """When a live replica was heard at the latest."""
+    return time.monotonic() - protocol.HEARTBEAT_TTL_S
 
 
 def _rate(known: Replica | None, beat: Heartbeat) -> float:

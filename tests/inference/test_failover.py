@@ -521,7 +521,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
             left = client.fleet.get(flight.replica_id)
             assert left is not None
             left.changed_at -= protocol.SILENT_AFTER_S
-            client.watchman.check()
+            await client.watchman.check()
             assert flight.attempt == moves + 1
             before = left.heartbeat.at
             # It's heard again.
@@ -533,6 +533,27 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
         assert client.flights == [flight]
         assert flight.fruitless <= 1
         await exchange.leave()
+
+
+async def test_fault_54_the_look_at_thousands_of_requests_lets_others_in_between(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.turns.TURN_S", 0.0)
+    async with gateway.fake(token_delay=600):
+        await gateway.look()
+        body = {"model": "fake", "max_tokens": 1, "prompt": ["hello"] * 300}
+        exchange = gateway.client.open("POST", "/v1/completions", body)
+        client = get_engine_client()
+        await until(lambda: len(client.flights) == 300)
+        look = asyncio.create_task(client.watchman.check())
+        turns = 0
+        while not look.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 100:  # its client leaves while it's looked at
+                await exchange.leave()
+        assert turns >= 100
+        assert not client.flights
 
 
 async def test_fault_48_a_silent_replicas_streams_go_to_another_one(
