@@ -54,14 +54,15 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
     if check is not None and announced > STRANGERS_BYTES:
         await check()
         check = None
-    body = bytearray()
+    parts, size = [], 0
     async with _deadline(settings.body_timeout_s):
         async for part in _parts(receive, settings.max_body_bytes):
-            body += part
-            if check is not None and len(body) > STRANGERS_BYTES:
+            parts.append(part)
+            size += len(part)
+            if check is not None and size > STRANGERS_BYTES:
                 await check()
                 check = None
-    return bytes(body)
+    return b"".join(parts)  # the only copy: each of 10 MB keeps the event loop for milliseconds
 
 
 async def check_caller(scope: Scope) -> None:
