@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -43,17 +43,16 @@ async def item_entries(
     limit = params.prompt_limit(served.info.max_model_len)
     prefix = served.info.pooling.prompt if served.info.pooling is not None else ""
 
+    def encoded(item: Item) -> list[int]:
+        if not isinstance(item, str):
+            return truncated(item, limit, side)
+        parts = served.tokenizer.encode_parts(
+            prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
+        )
+        return untracked(parts.token_ids)
+
     def encode_all() -> list[list[int]]:
-        found = []
-        for item in items:
-            if isinstance(item, str):
-                parts = served.tokenizer.encode_parts(
-                    prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
-                )
-                found.append(untracked(parts.token_ids))
-            else:
-                found.append(truncated(item, limit, side))
-        return found
+        return list(_within_total(map(encoded, items)))
 
     texts = [prefix + item for item in items if isinstance(item, str)]
     return await beside(_entries, await _rendered(texts, encode_all), served, params)
@@ -68,8 +67,7 @@ async def chat_entries(
 
 
 def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
-    _check_total(prompts)
-    for prompt in prompts:
+    for prompt in _within_total(prompts):
         check_vocabulary(prompt, served.info)
         check_length(len(prompt), served.info.max_model_len)
     return [Entry(prompt, params) for prompt in prompts]
@@ -90,20 +88,24 @@ async def pair_entries(
     typed = served.info.pooling is not None and served.info.pooling.token_types
 
     def encode_all() -> list[Entry]:
-        found = []
-        for first, second in pairs:
-            parts = served.tokenizer.encode_parts(first, second, limit=limit, side=side)
-            segment = parts.second_segment if typed else 0
-            found.append(
-                Entry(parts.token_ids, msgspec.structs.replace(params, second_segment=segment))
-            )
-        return found
+        segments: list[int] = []
+
+        def encoded() -> Iterator[list[int]]:
+            for first, second in pairs:
+                parts = served.tokenizer.encode_parts(first, second, limit=limit, side=side)
+                segments.append(parts.second_segment if typed else 0)
+                yield untracked(parts.token_ids)
+
+        prompts = list(_within_total(encoded()))
+        return [
+            Entry(prompt, msgspec.structs.replace(params, second_segment=segment))
+            for prompt, segment in zip(prompts, segments, strict=True)
+        ]
 
     texts = [text for pair in pairs for text in pair]
     entries = await _rendered(texts, encode_all)
     for entry in entries:
         check_length(len(entry.token_ids), served.info.max_model_len)
-    _check_total([entry.token_ids for entry in entries])
     return entries
 
 
@@ -119,10 +121,19 @@ async def _rendered(texts: Sequence[str], encode_all: Callable[[], T]) -> T:
     return await render_pool().run(chars, encode_all)
 
 
-def _check_total(prompts: Sequence[list[int]]) -> None:
-    total, limit = sum(map(len, prompts)), gateway_settings().max_pooling_tokens
-    if total > limit:
-        raise InvalidRequest(
-            f"The prompts have {total} tokens in all; at most {limit} may be sent at once.",
-            param="prompt",
-        )
+def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The prompts, as long as they aren't too many tokens together.
+
+    Raises `InvalidRequest` at the first that is too much: of a body of 10 MB nobody counts, or has
+    to free, the millions of tokens behind it.
+    """
+    total, limit = 0, gateway_settings().max_pooling_tokens
+    for prompt in prompts:
+        total += len(prompt)
+        if total > limit:
+            raise InvalidRequest(
+                f"The prompts have more than {limit} tokens in all, which is the most that may be "
+                "sent at once.",
+                param="prompt",
+            )
+        yield prompt

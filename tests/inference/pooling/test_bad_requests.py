@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.protocol import PoolingInfo
+from engine.text import Tokenizer
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 
@@ -82,9 +83,31 @@ async def test_fault_04_too_many_tokens_in_all(
     gateway: Gateway, embedder: FakeReplica, settings: Any
 ) -> None:
     settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_TOKENS": 10}
-    error = await refused(gateway, "/v1/embeddings", {"input": [[5] * 6, [5] * 6]})
-    assert "12 tokens in all; at most 10" in error["message"]
-    assert error["param"] == "input"
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/embeddings", {"input": [[5] * 6, [5] * 6]}, "input"),
+        ("/v1/embeddings", {"input": ["a text of tokens"] * 9}, "input"),
+        ("/score", {"text_1": "a text", "text_2": ["a text of tokens"] * 9}, "text_2"),
+    ]
+    for path, body, param in bodies:
+        error = await refused(gateway, path, body)
+        assert "more than 10 tokens in all" in error["message"]
+        assert error["param"] == param
+
+
+async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenised(
+    gateway: Gateway, embedder: FakeReplica, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_TOKENS": 10}
+    read: list[str] = []
+    encode_parts = Tokenizer.encode_parts
+
+    def counted(self: Tokenizer, first: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(first)
+        return encode_parts(self, first, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode_parts", counted)
+    await refused(gateway, "/v1/embeddings", {"input": ["a text of several tokens"] * 2048})
+    assert 1 <= len(read) < 20
 
 
 async def test_fault_04_more_vectors_than_can_be_carried(

@@ -6,9 +6,11 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from inference.pooling.run import encoded_by_entry
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway
 from tests.inference.pooling.conftest import Serve
@@ -110,6 +112,23 @@ async def test_vectors_as_base64_and_as_bytes(
                         "end": 2 * size,
                         "shape": [32],
                     }
+
+
+def test_an_answer_is_written_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of the encoder holds up everybody: none gets more than one vector."""
+    written: list[Any] = []
+
+    def encode(value: Any) -> bytes:
+        written.append(value)
+        return msgspec.json.encode(value)
+
+    monkeypatch.setattr("inference.pooling.run._encode", encode)
+    entry = {"object": "embedding", "index": 0, "embedding": [0.1, -2.5e-8, 3.0]}
+    for data in ([entry], [entry] * 3, ["\u00e9", None, 1.5, [1, 2]]):
+        body = {"id": 'a "name"', "created": 7, "data": data, "usage": {"prompt_tokens": 3}}
+        assert encoded_by_entry(body) == msgspec.json.encode(body)
+        assert data not in written
+    assert encoded_by_entry({"data": []}) == b'{"data":[]}'
 
 
 async def test_what_is_wrong_with_a_chat_or_a_format_is_said(
