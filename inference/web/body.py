@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -54,15 +55,14 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
     if check is not None and announced > STRANGERS_BYTES:
         await check()
         check = None
-    parts, size = [], 0
+    body = io.BytesIO()  # gives its bytes away uncopied: of 10 MB a copy takes milliseconds
     async with _deadline(settings.body_timeout_s):
         async for part in _parts(receive, settings.max_body_bytes):
-            parts.append(part)
-            size += len(part)
-            if check is not None and size > STRANGERS_BYTES:
+            body.write(part)
+            if check is not None and body.tell() > STRANGERS_BYTES:
                 await check()
                 check = None
-    return b"".join(parts)  # the only copy: each of 10 MB keeps the event loop for milliseconds
+    return body.getvalue()
 
 
 async def check_caller(scope: Scope) -> None:
