@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
@@ -25,18 +26,31 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class ManagedProcess:
-    """A running child and its group."""
+    """A running child and its group.
+
+    Attributes:
+        was_frozen: whether it was killed because a signal had frozen it.
+    """
 
     def __init__(self, name: str, popen: "subprocess.Popen[bytes]") -> None:
         self.name, self.pid, self.started = name, popen.pid, time.monotonic()
+        self.was_frozen = False
         self._popen = popen
+        #: Held by who reaps it, and by who signals it from another thread.
+        self._reaping = threading.Lock()
+
+    @property
+    def reaped(self) -> bool:
+        """Whether it has ended and its end was noticed."""
+        return self._popen.returncode is not None
 
     def poll(self) -> int | None:
         """Exit status (negative: the signal), or None while it runs. Sweeps the group once dead."""
-        if self._popen.returncode is None and self._is_dead():
-            # Before the child is reaped: its id can't belong to anybody else yet.
-            self._signal_group(signal.SIGKILL)
-            self._popen.wait()
+        with self._reaping:
+            if self._popen.returncode is None and self._is_dead():
+                # Before the child is reaped: its id can't belong to anybody else yet.
+                self._signal_group(signal.SIGKILL)
+                self._popen.wait()
         return self._popen.returncode
 
     def is_stopped(self) -> bool:
@@ -46,6 +60,15 @@ class ManagedProcess:
                 return stat.read().rpartition(b") ")[2][:1] == b"T"
         except OSError:  # no Linux, or it has ended
             return False
+
+    def end_frozen(self) -> bool:
+        """Kill it and its group if a signal has frozen it; whether it did. Any thread."""
+        with self._reaping:
+            if self.reaped or self.was_frozen or not self.is_stopped():
+                return False
+            self.was_frozen = True
+            self._signal_group(signal.SIGKILL)
+            return True
 
     def await_death(self) -> None:
         """Return when it has ended, without reaping it. For a thread of its own."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from catalog.frozen import end_when_frozen
 from catalog.mirror import state_of
 from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, spawn
@@ -27,10 +28,9 @@ KILL_AFTER_S = 10.0
 #: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
 #: before (`engine.contract.protocol.STALL_AFTER_S`).
 STALLED_AFTER_S = 60.0
-#: A process that somebody stopped (SIGSTOP) for so long is killed: its streams go on elsewhere.
-STOPPED_AFTER_S = 1.0
 #: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
 SILENT_AFTER_S = 10.0
+FROZEN = "was frozen by a signal and killed"
 
 
 def backoff(failures: int) -> float:
@@ -77,7 +77,6 @@ class Slot:
         self._clock, self._drain_seconds = clock, drain_seconds
         self._next_start = clock()
         self._kill_at: float | None = None
-        self._stopped_since: float | None = None
         self._beat_at, self._beaten = 0.0, clock()
 
     @property
@@ -132,6 +131,7 @@ class Slot:
         finally:
             if its is not None:
                 os.close(its)
+        end_when_frozen(process)
         if self._log is not None and ours is not None:
             self._log.say(f"process {process.pid} starts")
             self._log.pump(ours)
@@ -155,22 +155,12 @@ class Slot:
                 logger.warning("replica %s did not drain in time; killed", self.replica_id)
                 self._kill_at = self._clock() + KILL_AFTER_S
                 self.process.kill()
-            self._kill_if_stopped()
             return False
+        ended = FROZEN if self.process.was_frozen else describe_exit(status)
         self.process = None
         if not self.stopping:
-            self._note_death(status)
+            self._note_death(self._killed_because or ended)
         return True
-
-    def _kill_if_stopped(self) -> None:
-        """End a process that a signal has frozen: it would keep its streams for ever."""
-        if self.process is None or not self.process.is_stopped():
-            self._stopped_since = None
-            return
-        now = self._clock()
-        self._stopped_since = now if self._stopped_since is None else self._stopped_since
-        if now - self._stopped_since >= STOPPED_AFTER_S:
-            self._kill_because("was frozen by a signal and killed")
 
     def kill(self) -> None:
         """End the process and its group now."""
@@ -238,14 +228,15 @@ class Slot:
         """Keep what a replica said of its own failure."""
         self.exit_detail = self.last_exit = detail
 
-    def _note_death(self, status: int) -> None:
+    def _note_death(self, ended: str) -> None:
+        """`ended`: how, in words."""
         healthy = (
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
         )
         self.failures = 0 if healthy else self.failures + 1
         wait = backoff(self.failures)
         self._next_start = self._clock() + wait
-        ended, self._killed_because = self._killed_because or describe_exit(status), ""
+        self._killed_because = ""
         self.exit_detail = self.last_exit = f"the replica {ended}"
         if self._log is not None:
             self._log.say(f"{self.exit_detail}; it starts again in {wait:.1f} s")

@@ -31,6 +31,27 @@ def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal
         kept.kill()
 
 
+def test_fault_48_what_a_signal_froze_is_ended_though_nobody_comes_round() -> None:
+    """A gateway that stands still in a transaction holds what its supervisor's loop waits for."""
+    kept = KeptProcesses("sleeper", ["-c", "import time; time.sleep(300)"], count=2)
+    kept.tick()
+    try:
+        first, second = pids(kept)
+        (process, _) = (each for each in kept._processes if each is not None)
+        os.kill(first, signal.SIGSTOP)
+        began = time.monotonic()
+        process.await_death()  # without a tick
+        assert 1.0 <= time.monotonic() - began < 10
+        assert process.was_frozen
+        os.kill(second, signal.SIGSTOP)
+        os.kill(second, signal.SIGCONT)
+        time.sleep(1.5)
+        assert process.poll() == -signal.SIGKILL
+        assert [p.poll() for p in kept._processes if p is not None] == [-signal.SIGKILL, None]
+    finally:
+        kept.kill()
+
+
 def pids(kept: KeptProcesses) -> list[int]:
     return [process.pid for process in kept._processes if process is not None]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from django.conf import settings
 
+from catalog.frozen import end_when_frozen
 from catalog.processes import ManagedProcess, spawn
-from catalog.slot import STOPPED_AFTER_S, backoff, describe_exit
+from catalog.slot import backoff, describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +39,10 @@ class KeptProcesses:
         self._processes: list[ManagedProcess | None] = [None] * count
         self._due = [0.0] * count
         self._failures = [0] * count
-        self._stopped_since: list[float | None] = [None] * count
 
     def tick(self) -> None:
-        """Start what isn't running; end what stands still: it would keep its clients for ever."""
+        """Start what isn't running."""
         for index, process in enumerate(self._processes):
-            self._kill_if_stopped(index)
             if process is not None and (status := process.poll()) is not None:
                 lived = time.monotonic() - process.started
                 self._failures[index] = 1 if lived > 10 else self._failures[index] + 1
@@ -75,25 +74,16 @@ class KeptProcesses:
             if process is not None:
                 process.kill()
 
-    def _kill_if_stopped(self, index: int) -> None:
-        """End a process that a signal has frozen."""
-        process = self._processes[index]
-        if process is None or not process.is_stopped():
-            self._stopped_since[index] = None
-            return
-        since = self._stopped_since[index] = self._stopped_since[index] or time.monotonic()
-        if time.monotonic() - since >= STOPPED_AFTER_S:
-            logger.error("%s %d was stopped by a signal; killed", self._name, index)
-            self._stopped_since[index] = time.monotonic()  # not again at the next look
-            process.kill()
-
     def _start(self, index: int) -> ManagedProcess:
         root = Path(settings.BASE_DIR)
         paths = [str(root), str(root / "platform"), os.environ.get("PYTHONPATH", "")]
-        return spawn(
+        process = spawn(
             self._command,
             name=f"{self._name} {index}",
             cwd=str(root),
             env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             pass_fds=self._pass_fds,
         )
+        # It would keep its clients for ever, and perhaps the database's lock.
+        end_when_frozen(process)
+        return process
