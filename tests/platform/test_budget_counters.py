@@ -131,7 +131,7 @@ async def test_what_a_killed_gateway_held_is_settled_by_another(world: World) ->
     client = sync_client()
     # As if another process had let it in, which is silent for long.
     client.rename(open_key(GATEWAY), open_key("dead"))
-    client.zadd(gateways_key(), {"dead": time.time() - 60})
+    client.zadd(gateways_key(), {"dead": time.time() - 60, GATEWAY: time.time()})
     client.hset(key("progress:gone"), "r/0", 7)
     await in_db_thread(beat, client)
     now = await state(of)
