@@ -36,6 +36,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"cpu_kvcache_space": 0.5, "async_scheduling": True, "cudagraph_capture_sizes": [1, 2, 8]},
     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
     {"hf_overrides": {"text_config": {"rope_theta": 1e4, "name": "x"}, "flag": True, "s": "12a"}},
+    {"logits_processors": ["json:JSONEncoder", "json:JSONDecoder"]},
     {"hf_overrides": {"as_text": "12", "none": None, "list": [1, "two"]}},
 ]
 
@@ -67,6 +68,7 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
         ("load_format", "gguf", "one of"),
         ("device", "quantum", "quantum"),
         ("cudagraph_capture_sizes", "1, x", "whole number"),
+        ("logits_processors", "nowhere", "module:Class"),
         ("speculative_config__key", "nonsense", "method"),
         ("reasoning_parser", "nobody", "There are: none, "),
         ("tool_call_parser", "nobody", "hermes"),

@@ -42,7 +42,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     (
         "Answers",
         "chat_template tool_call_parser reasoning_parser generation_config max_logprobs seed "
-        "enable_prompt_embeds",
+        "logits_processors enable_prompt_embeds",
     ),
     ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
     (
@@ -73,7 +73,7 @@ class Option:
     """One field of the form.
 
     Attributes:
-        kind: "switch", "choice", "number", "text", "numbers" or "pairs".
+        kind: "switch", "choice", "number", "text", "numbers", "names" or "pairs".
         default: in words. value: as it stands in the form, "" for the default. pairs: of a mapping.
         error: what is wrong with it.
     """
@@ -185,7 +185,8 @@ def _option(spec: dataclasses.Field[Any]) -> Option:
     bounds = ""
     if kind in (int, float) and low is not None:
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
-    kinds = {bool: "switch", dict: "pairs", list: "numbers", int: "number", float: "number"}
+    listed = "names" if low is None else "numbers"
+    kinds = {bool: "switch", dict: "pairs", list: listed, int: "number", float: "number"}
     numbers = bool(meta.get("choices")) and kind is int
     return Option(
         name=spec.name,
@@ -243,6 +244,8 @@ def _read(option: Option, sent: QueryDict) -> Any:
         return text == "on"
     if option.kind == "numbers":
         return [_number(word, whole=True) for word in text.replace(",", " ").split()]
+    if option.kind == "names":
+        return text.replace(",", " ").split()
     if option.kind == "number" or (option.kind == "choice" and option.whole):
         return _number(text, whole=option.whole)
     return text
