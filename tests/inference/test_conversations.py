@@ -231,7 +231,7 @@ async def test_a_compaction_stands_for_all_but_the_users_words(
     *left, _ = cut.json()["output"]
     assert 0 < len(left) < 9
     assert left[-1]["content"][0]["text"].startswith("8 ")
-    assert "Mo" not in item["encrypted_content"]
+    assert "The cat" not in item["encrypted_content"]
     prompts = [tokenizer.decode(each.prompt_token_ids, False) for each in replica.received]
     assert "A fine name." in prompts[0]
     assert all("The cat is Mo." in prompt and "And red." in prompt for prompt in prompts[1:3])
