@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 import redis
 
+from adapters.cards import TTL_S
 from config.chaos.instance import Instance
 from config.chaos.kills import _kill, _victims
 from config.chaos.kinds import ADAPTER
@@ -99,6 +100,7 @@ async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swap
         digests = {digest for digest, _ in found.expected}
         harming = asyncio.create_task(_harm(instance, kills, seed, digests, found))
         await asyncio.gather(swapping, harming, *map(reader, range(READERS)))
+    await asyncio.sleep(2 * TTL_S)  # until each gateway has seen the last turn
     return found
 
 
