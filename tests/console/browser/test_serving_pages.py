@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.console.browser.conftest import DESKTOP, PHONE, Open
 from tests.console.browser.test_accessibility import problems, views
@@ -39,6 +39,18 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".field-error")).to_contain_text("method must be one of ngram, suffix")
     look(page)
+
+
+def test_a_log_that_was_opened_before_the_script_came_is_shown(open_page: Open) -> None:
+    page = open_page("/console/models/", "root")
+    held: list[Route] = []
+    page.route("**/models/detail*.js", lambda route: held.append(route))
+    page.get_by_role("link", name="acme-private").click(no_wait_after=True)
+    page.locator(".log-of summary").first.click()
+    for route in held:
+        route.continue_()
+    assert held
+    expect(page.locator("pre.log").first).to_contain_text("Nothing was written yet.")
 
 
 @pytest.mark.parametrize("view", [DESKTOP, PHONE], ids=["desk", "phone"])

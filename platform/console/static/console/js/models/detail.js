@@ -85,7 +85,7 @@ for (const place of document.querySelectorAll("[data-log-of]")) {
     if (last) url.searchParams.set("after", last);
     return url.href;
   };
-  place.addEventListener("toggle", () => {
+  const follow = () => {
     if (!place.open || poll) return;
     const wait = () => (place.open ? 1000 : 30_000);
     poll = new Poll(address, wait, {
@@ -94,5 +94,7 @@ for (const place of document.querySelectorAll("[data-log-of]")) {
       loggedOut: () => location.reload(),
     });
     poll.now();
-  });
+  };
+  place.addEventListener("toggle", follow);
+  follow(); // it may have been opened before this script was there
 }
