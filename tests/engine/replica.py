@@ -54,6 +54,22 @@ class Gateway:
             )
         )
 
+    def hold(self, name: str, prompt: list[int], **sampling: object) -> str:
+        """Send a request that gets its first tokens and then stands still until `resume`: its id.
+
+        A quick replica may end it before the pause has come; then it's tried once more.
+        """
+        for attempt in range(20):
+            request_id = f"{name}{attempt}"
+            self.request(request_id, prompt, max_tokens=240, **sampling)
+            self.wait(lambda request_id=request_id: bool(self.tokens(request_id)))
+            self.control("pause", mode="keep")
+            self.read(block_ms=1)
+            if not self.ended(request_id):
+                return request_id
+            self.control("resume")
+        raise TimeoutError(f"{name} ended before each of 20 pauses.")
+
     def abort(self, request_id: str) -> None:
         """Abort a request."""
         self.send(AbortRequest(request_id=request_id))

@@ -46,11 +46,10 @@ def code(gateway: Gateway, name: str) -> str:
 
 
 def test_abort_ends_what_runs_and_refuses_what_comes(gateway: Gateway) -> None:
-    long_request(gateway, "a1")
-    gateway.wait(lambda: bool(gateway.tokens("a1")))
+    held = gateway.hold("a1", [5, 6])
     assert gateway.control("pause").ok
-    gateway.finish("a1")
-    last = gateway.deltas["a1"][-1]
+    gateway.finish(held)
+    last = gateway.deltas[held][-1]
     assert (last.finish_reason, last.stop_reason) == ("abort", BY_OPERATOR)
     gateway.request("a2", [5, 6])
     gateway.finish("a2")
@@ -83,11 +82,9 @@ def test_a_wait_that_is_resumed_is_told_so(gateway: Gateway) -> None:
 
 
 def test_keep_stands_still_and_goes_on_with_the_same_tokens(gateway: Gateway) -> None:
-    long_request(gateway, "k1")
+    gateway.request("k1", [5, 6], max_tokens=240)
     gateway.finish("k1")
-    long_request(gateway, "k2")
-    gateway.wait(lambda: bool(gateway.tokens("k2")))
-    assert gateway.control("pause", mode="keep").ok
+    held = gateway.hold("k2", [5, 6])
     paused = gateway.heartbeat()
     assert paused is not None
     assert paused.paused
@@ -96,10 +93,10 @@ def test_keep_stands_still_and_goes_on_with_the_same_tokens(gateway: Gateway) ->
     for _ in range(5):
         gateway.read()
     assert len(gateway.steps) == steps
-    assert not gateway.ended("k2")
+    assert not gateway.ended(held)
     assert gateway.control("resume").ok
-    gateway.finish("k2", "k3")
-    assert gateway.tokens("k2") == gateway.tokens("k1")
+    gateway.finish(held, "k3")
+    assert gateway.tokens(held) == gateway.tokens("k1")
 
 
 def test_a_mode_that_nobody_knows_changes_nothing(gateway: Gateway) -> None:
@@ -112,6 +109,7 @@ def test_a_mode_that_nobody_knows_changes_nothing(gateway: Gateway) -> None:
 
 
 def test_requests_are_aborted_by_their_ids(gateway: Gateway) -> None:
+    gateway.control("pause", mode="keep")  # none of them ends by itself
     for name in ("cmpl-1-0", "cmpl-1-1", "cmpl-12", "chat-3"):
         long_request(gateway, name)
     reply = gateway.control("abort_requests", request_ids=["cmpl-1", "nobody"])
@@ -119,6 +117,7 @@ def test_requests_are_aborted_by_their_ids(gateway: Gateway) -> None:
     assert reply.detail == "2 requests were aborted."
     assert not gateway.ended("cmpl-12")
     gateway.control("abort_requests")
+    gateway.control("resume")
     gateway.finish("cmpl-12", "chat-3")
     reasons = {gateway.deltas[name][-1].finish_reason for name in ("cmpl-1-0", "cmpl-12", "chat-3")}
     assert reasons == {"abort"}

@@ -74,22 +74,21 @@ def test_one_outbox_entry_a_step_holds_all_of_a_gateways_tokens(gateway: Gateway
 
 
 def test_an_entry_is_acknowledged_only_after_the_last_output(gateway: Gateway) -> None:
-    gateway.request("ack", [5, 6], max_tokens=200)
-    gateway.wait(lambda: len(gateway.tokens("ack")) > 1)
+    held = gateway.hold("ack", [5, 6])
     assert gateway.pending() == 1
-    gateway.finish("ack")
+    gateway.control("resume")
+    gateway.finish(held)
     settled(gateway)
     assert gateway.redis.xlen(protocol.inbox_key("r1", gateway.prefix)) == 0
 
 
 def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway) -> None:
-    # Steps that take their time: it mustn't come to its own end before the abort is there.
-    gateway.request("gone", [5, 6], max_tokens=240, logprobs=20, presence_penalty=0.5)
-    gateway.wait(lambda: len(gateway.tokens("gone")) > 1)
-    gateway.abort("gone")
-    gateway.finish("gone")
-    assert gateway.deltas["gone"][-1].finish_reason == "abort"
-    assert len(gateway.tokens("gone")) < 240
+    held = gateway.hold("gone", [5, 6])
+    gateway.abort(held)
+    gateway.control("resume")
+    gateway.finish(held)
+    assert gateway.deltas[held][-1].finish_reason == "abort"
+    assert len(gateway.tokens(held)) < 240
     settled(gateway)
 
 
