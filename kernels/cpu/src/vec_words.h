@@ -23,46 +23,39 @@ inline int16_t word_of(uint8_t code) {
   return static_cast<int16_t>((kParts[code & 15] * 256 * factor + (1 << 14)) >> 15);
 }
 
+// The few instructions that the loads need, by both widths.
 #if defined(QUIRE_AVX512)
-using Words = vi;
-struct Entries {
-  vi low, high;
-};
-struct Float8 {
-  vi parts;
-  Entries factors;
-};
-// Pair `pair` of four: entries of 16 bits for two k of each column.
-QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
-  const vi both = _mm512_loadu_si512(p);
-  const vi codes = _mm512_and_si512(pair < 2 ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
-  const vi low = _mm512_shuffle_epi8(table.low, codes), high = _mm512_shuffle_epi8(table.high, codes);
-  return pair % 2 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
-}
-QUIRE_INLINE Words load_words(const char* p) { return _mm512_loadu_si512(p); }
-QUIRE_INLINE void store_words(char* p, Words words) { _mm512_storeu_si512(p, words); }
-QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
+QUIRE_INLINE vi vload_codes(const char* p) { return _mm512_loadu_si512(p); }
+QUIRE_INLINE void vstore_codes(char* p, vi x) { _mm512_storeu_si512(p, x); }
+QUIRE_INLINE vi vnibbles_low(vi x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+QUIRE_INLINE vi vnibbles_high(vi x) { return vnibbles_low(_mm512_srli_epi16(x, 4)); }
+QUIRE_INLINE vi vpick_bytes(vi table, vi at) { return _mm512_shuffle_epi8(table, at); }
+QUIRE_INLINE vi vpairs_first(vi low, vi high) { return _mm512_unpacklo_epi8(low, high); }
+QUIRE_INLINE vi vpairs_last(vi low, vi high) { return _mm512_unpackhi_epi8(low, high); }
+QUIRE_INLINE vi vround_product(vi a, vi b) { return _mm512_mulhrs_epi16(a, b); }
+QUIRE_INLINE vi vdot_words(vi sum, vi b, uint32_t x) {
 #if defined(__AVX512VNNI__)
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(_mm512_set1_epi32(int(x))));
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(vset_int(int(x))));
   return sum;
 #else
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(b, _mm512_set1_epi32(int(x))));
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(b, vset_int(int(x))));
 #endif
 }
-// Two k of each column, the first two of four or the others: see word_of.
-QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
-  const vi codes = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-  const vi ends = _mm512_and_si512(codes, mask);
-  const vi starts = _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask);
-  const vi parts = _mm512_shuffle_epi8(tables.parts, ends), zero = _mm512_setzero_si512();
-  const vi low = _mm512_shuffle_epi8(tables.factors.low, starts);
-  const vi high = _mm512_shuffle_epi8(tables.factors.high, starts);
-  return pair ? _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(zero, parts),
-                                    _mm512_unpackhi_epi8(low, high))
-              : _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(zero, parts),
-                                    _mm512_unpacklo_epi8(low, high));
-}
 #elif defined(QUIRE_AVX2)
+QUIRE_INLINE vi vload_codes(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
+QUIRE_INLINE void vstore_codes(char* p, vi x) { _mm256_storeu_si256((__m256i*)p, x); }
+QUIRE_INLINE vi vnibbles_low(vi x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+QUIRE_INLINE vi vnibbles_high(vi x) { return vnibbles_low(_mm256_srli_epi16(x, 4)); }
+QUIRE_INLINE vi vpick_bytes(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
+QUIRE_INLINE vi vpairs_first(vi low, vi high) { return _mm256_unpacklo_epi8(low, high); }
+QUIRE_INLINE vi vpairs_last(vi low, vi high) { return _mm256_unpackhi_epi8(low, high); }
+QUIRE_INLINE vi vround_product(vi a, vi b) { return _mm256_mulhrs_epi16(a, b); }
+QUIRE_INLINE vi vdot_words(vi sum, vi b, uint32_t x) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(b, vset_int(int(x))));
+}
+#endif
+
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 using Words = vi;
 struct Entries {
   vi low, high;
@@ -71,34 +64,26 @@ struct Float8 {
   vi parts;
   Entries factors;
 };
-QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
-  const vi both = _mm256_loadu_si256((const __m256i*)p);
-  const vi codes = _mm256_and_si256(pair < 2 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-  const vi low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
-  return pair % 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
-}
-QUIRE_INLINE Words load_words(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
-QUIRE_INLINE void store_words(char* p, Words words) { _mm256_storeu_si256((__m256i*)p, words); }
-QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(b, vset_int(int(x))));
-}
-QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
-  const vi codes = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
-  const vi ends = _mm256_and_si256(codes, mask);
-  const vi starts = _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask);
-  const vi parts = _mm256_shuffle_epi8(tables.parts, ends), zero = _mm256_setzero_si256();
-  const vi low = _mm256_shuffle_epi8(tables.factors.low, starts);
-  const vi high = _mm256_shuffle_epi8(tables.factors.high, starts);
-  return pair ? _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(zero, parts),
-                                    _mm256_unpackhi_epi8(low, high))
-              : _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(zero, parts),
-                                    _mm256_unpacklo_epi8(low, high));
-}
-#endif
-#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 // Entries of 16 bits: 16 low bytes, then 16 high ones.
 QUIRE_INLINE Entries load_table(const uint8_t* p) { return {repeat16(p), repeat16(p + 16)}; }
 QUIRE_INLINE Float8 load_float8_tables() { return {repeat16(kParts), load_table(kFactors)}; }
+QUIRE_INLINE Words load_words(const char* p) { return vload_codes(p); }
+QUIRE_INLINE void store_words(char* p, Words words) { vstore_codes(p, words); }
+// Pair `pair` of four: entries of 16 bits for two k of each column.
+QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
+  const vi both = vload_codes(p), codes = pair < 2 ? vnibbles_low(both) : vnibbles_high(both);
+  const vi low = vpick_bytes(table.low, codes), high = vpick_bytes(table.high, codes);
+  return pair % 2 ? vpairs_last(low, high) : vpairs_first(low, high);
+}
+// Two k of each column, the first two of four or the others: see word_of.
+QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
+  const vi codes = vload_codes(p), starts = vnibbles_high(codes), zero = vset_int(0);
+  const vi parts = vpick_bytes(tables.parts, vnibbles_low(codes));
+  const vi low = vpick_bytes(tables.factors.low, starts);
+  const vi high = vpick_bytes(tables.factors.high, starts);
+  return pair ? vround_product(vpairs_last(zero, parts), vpairs_last(low, high))
+              : vround_product(vpairs_first(zero, parts), vpairs_first(low, high));
+}
 #else
 struct Words {
   int16_t at[8];
