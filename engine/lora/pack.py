@@ -12,6 +12,7 @@ from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
 from engine.lora.parts import AdaptableModel, Parts, column_gain, nothing
+from engine.models.adapted_linears import AdaptableLinear
 from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
@@ -88,7 +89,7 @@ class Packer:
                 yield slot, self._fused(linear, layers[slot], deltas)
 
     def _fused(
-        self, linear: LinearDescription, layer: LinearLayer, deltas: list[ModuleDelta | None]
+        self, linear: LinearDescription, layer: AdaptableLinear, deltas: list[ModuleDelta | None]
     ) -> Parts:
         """The parts of one linear layer, over each other as its weights are."""
         parts = Parts(self._model, layer, linear.bias)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import ModuleDelta
+from engine.models.adapted_linears import AdaptableLinear, StackedExpert
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from kernels import LinearLayer
@@ -26,7 +28,7 @@ class Parts:
         parts: columns of the layer from the first of each on: b, which rows of a it meets, scale.
     """
 
-    def __init__(self, model: AdaptableModel, layer: LinearLayer, has_bias: bool) -> None:
+    def __init__(self, model: AdaptableModel, layer: AdaptableLinear, has_bias: bool) -> None:
         self._model, self._layer, self._has_bias = model, layer, has_bias
         self.a: list[Tensor] = []
         self.parts: list[tuple[int, Tensor, int, float]] = []
@@ -80,11 +82,20 @@ class Parts:
         if delta.bias is not None:
             self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
 
+    @property
+    def _whole(self) -> LinearLayer:
+        """The layer, for what depends on its weights."""
+        if isinstance(self._layer, StackedExpert):
+            raise InvalidRequest(
+                "DoRA and biases of experts aren't supported on this device.", param="use_dora"
+            )
+        return self._layer
+
     def _bias(self) -> Tensor:
         """The layer's own bias: what it makes of nothing, which takes all of its weights."""
         if self._own is None:
             self._own = (
-                self._layer(nothing(self._model, self._layer))[0].float().cpu()
+                self._whole(nothing(self._model, self._layer))[0].float().cpu()
                 if self._has_bias
                 else torch.zeros(self._layer.out_features)
             )
@@ -97,7 +108,7 @@ class Parts:
             some = b[start : start + _ROWS].float()
             ids = torch.arange(first + start, first + start + len(some))
             ids = ids.to(self._model.ops.device)
-            rows = self._layer.rows(ids).float().cpu() + delta.scale * (some @ a.float())
+            rows = self._whole.rows(ids).float().cpu() + delta.scale * (some @ a.float())
             found.append(rows.norm(dim=1))
         return torch.cat(found)
 
@@ -140,7 +151,7 @@ def _embedded(model: AdaptableModel, ids: Tensor) -> Tensor:
     return table[ids] if isinstance(table, Tensor) else table.rows(ids)
 
 
-def nothing(model: AdaptableModel, layer: LinearLayer) -> Tensor:
+def nothing(model: AdaptableModel, layer: AdaptableLinear) -> Tensor:
     """One row of zeros, as a layer of the model takes it."""
     ops = model.ops
     dtype = ops.activation_dtype(model.weight_dtype)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engine.models.description import LinearDescription
 from engine.models.layer_weights import LayerWeights
@@ -31,28 +31,30 @@ def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
     return {} if experts is None or experts.layers is None else experts.layers.linears()
 
 
-class StackedExpert(LinearLayer):
-    """One expert's layer where all of them are one tensor: its sizes."""
+@dataclass(frozen=True, slots=True)
+class StackedExpert:
+    """One expert's layer where all of them are one tensor: it is run with the others alone.
 
-    def __init__(self, linear: LinearDescription) -> None:
-        self.in_features, self.nbytes = linear.columns, 0
-        self.out_features = sum(part.rows for part in linear.parts)
+    Attributes:
+        in_features, out_features: as of a `LinearLayer`.
+    """
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
-        raise NotImplementedError("stacked experts run together")
+    in_features: int
+    out_features: int
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
-        raise NotImplementedError("a stacked expert has no rows of its own")
+
+#: What an adapter changes: a layer that can be asked for its weights, or the sizes of one.
+AdaptableLinear = LinearLayer | StackedExpert
 
 
 def stacked_linears(
     weights: LayerWeights, experts: Mapping[str, LinearDescription]
-) -> dict[str, LinearLayer]:
+) -> dict[str, AdaptableLinear]:
     """Those of a mixture whose experts run together; `experts`: each one's, by their slots."""
     every = {} if weights.experts is None else weights.experts.of_all_rows()
-    return every | {slot: StackedExpert(linear) for slot, linear in experts.items()}
+    return every | {
+        slot: StackedExpert(linear.columns, linear.rows) for slot, linear in experts.items()
+    }
 
 
 def slot_places(weights: LayerWeights) -> list[str]:

@@ -7,7 +7,7 @@ Activations are float32 on a CPU whatever the weights' dtype is, and in the weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.adapted_linears import (
+    AdaptableLinear,
     expert_linears,
     linears_of,
     make_slots,
@@ -37,7 +38,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.taps import Taps
 from engine.quantization.report import LayerReport
 from engine.quantization.scheme import scheme_of
-from kernels import KernelSet, LinearLayer
+from kernels import KernelSet
 from kernels.ablations import is_on
 from kernels.interface import NO_NORM, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
@@ -197,7 +198,7 @@ class NativeDecoder:
 
     # -- adapters -----------------------------------------------------------------------------
 
-    def linears(self, layer: int) -> dict[str, LinearLayer]:
+    def linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
         """A layer's linear layers that adapters may change, by their slots."""
         weights = self.weights[layer]
         if self.lora_slots is None:

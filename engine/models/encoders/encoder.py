@@ -6,7 +6,7 @@ computed whole in one step. Activations are float32 whatever the weights' dtype 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class NativeEncoder:
         self._linears = builder.linears
         self._final_norm: Norm = builder.norm(names.final_norm)
 
-    def linears(self, layer: int) -> dict[str, LinearLayer]:
+    def linears(self, layer: int) -> Mapping[str, LinearLayer]:
         """A layer's linear layers that adapters may change, by their slots."""
         return self._linears[layer]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from torch import Tensor
 
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import ModuleDelta
 from engine.lora.check import check_adapter
 from engine.lora.modules import Modules
+from engine.lora.parts import Parts
 from engine.lora.read import read_adapter
+from engine.models.adapted_linears import StackedExpert
 from engine.models.architectures import decoder_spec, read_config
 
 from .adapters import write_adapter
@@ -224,6 +228,18 @@ def test_dora_of_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) 
     with pytest.raises(InvalidRequest, match=r"DoRA of experts isn't supported\.") as refused:
         read_adapter(spoilt, modules)
     assert refused.value.param == "use_dora"
+
+
+@pytest.mark.parametrize("more", ["magnitude", "bias"])
+def test_experts_in_one_tensor_take_matrices_alone(more: str) -> None:
+    """Anything more depends on weights that such an expert can't be asked for."""
+    parts = Parts(cast(Any, None), StackedExpert(8, 16), has_bias=True)
+    delta = ModuleDelta(a=torch.ones(2, 8), b=torch.ones(16, 2))
+    parts.add(0, 16, delta, None)
+    setattr(delta, more, torch.ones(16))
+    model = cast(Any, SimpleNamespace(ops=SimpleNamespace(device="cpu")))
+    with pytest.raises(InvalidRequest, match="of experts aren't supported on this device"):
+        Parts(model, StackedExpert(8, 16), has_bias=True).add(0, 16, delta, None)
 
 
 @pytest.mark.parametrize("part", ["w1", "v1", "w2"])
