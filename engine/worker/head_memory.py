@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.models.context import AttentionContext
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.heads.layer_heads import LayerHeads
 from engine.worker.batch import RunningBatch, StepInputs
@@ -225,14 +226,14 @@ class LayerRounds:
     def logits(self, tokens: Tensor) -> Tensor:
         """See `Rounds`."""
         x, residual = self._heads.mixed(tokens, self._states)
-        self._states = self._heads.layer(
-            x,
-            residual,
-            torch.from_numpy(self._positions),
-            torch.from_numpy(self._next),
-            torch.from_numpy(self._tables),
-            torch.from_numpy(self._lengths.astype(np.int32)),
+        step = AttentionContext(
+            positions=torch.from_numpy(self._positions),
+            slot_mapping=torch.from_numpy(self._next),
+            block_tables=torch.from_numpy(self._tables),
+            seq_lens=torch.from_numpy(self._lengths.astype(np.int32)),
+            query_start_loc=torch.arange(len(x) + 1, dtype=torch.int32),
         )
+        self._states = self._heads.layer(x, residual, step)
         self._positions, self._next = self._positions + 1, self._next + 1
         self._lengths = self._lengths + 1
         return self._heads.logits(self._states)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.rotary import cos_sin_table
+from engine.models.context import AttentionContext
 from engine.models.spec import DecoderSpec
 from engine.speculative.heads.source import HeadSource
 from kernels import KernelSet
@@ -47,23 +48,13 @@ class PagedLayer(ABC):
         """Keys and values alone, of x [n, columns]; positions and slots int64 [n]."""
 
     @abstractmethod
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tables: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
         """[n, hidden]: the residual behind the layer, of one token of each of n sequences.
 
         Args:
             x: [n, columns], what attention takes.
             residual: [n, hidden].
-            positions, slots: int64 [n]: by which keys are rotated, and where they go.
-            tables: int32 [n, blocks].
-            lengths: int32 [n], tokens of each that are seen, this one included.
+            step: these tokens, each of a sequence of its own.
         """
 
 
@@ -97,23 +88,21 @@ class HeadLayer(PagedLayer):
         k, v = self._keys_values(x)
         self._write(torch.empty(k.shape), k, v, positions, slots)
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tables: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
         """See the base."""
         spec, ops = self._spec, self._ops
         q = self._q(x).unflatten(-1, (spec.num_heads, spec.head_dim))
         k, v = self._keys_values(x)
-        self._write(q, k, v, positions, slots)
-        starts = torch.arange(len(x) + 1, dtype=torch.int32)
-        scale = spec.head_dim**-0.5
-        args = AttentionArgs(q, self._keys, self._values, tables, lengths, starts, scale)
+        self._write(q, k, v, step.positions, step.slot_mapping)
+        args = AttentionArgs(
+            q,
+            self._keys,
+            self._values,
+            step.block_tables,
+            step.seq_lens,
+            step.query_start_loc,
+            spec.head_dim**-0.5,
+        )
         residual = residual + self._o(ops.paged_attention(args).flatten(1))
         normed = ops.rms_norm(residual, self._norm, spec.norm_eps)
         return residual + self._down(self._activation(self._up(normed)))

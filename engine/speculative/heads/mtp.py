@@ -79,20 +79,10 @@ class ModelLayer(PagedLayer):
             neox=attention.neox,
         )  # fmt: skip
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tables: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
         """See the base; the residual is its memory from here on."""
-        starts = torch.arange(len(x) + 1, dtype=torch.int32)
-        context = AttentionContext(positions, slots, tables, lengths, starts)
         cache = LayerCache(self._keys, self._values)
-        _, residual = self._layer(x, residual, context, cache, None)
+        _, residual = self._layer(x, residual, step, cache, None)
         return residual
 
 
