@@ -6,16 +6,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from http import HTTPStatus
 from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
 from inference.engine_client.flight import Flight
-from inference.engine_client.journal import OpenStream
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
+from inference.generation.continuity import Continuity, take_over
 from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
@@ -26,19 +25,11 @@ from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
 from inference.metrics import recorder
 from inference.metrics.history import history
-from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
-from inference.resuming.read_until import holder_of, read_until
-from inference.resuming.takeover import (
-    StreamGone,
-    Taken,
-    request_print,
-    settle_later,
-    take_over_stream,
-)
+from inference.resuming.position import Position, asked_position
+from inference.resuming.takeover import StreamGone, Taken, request_print
 from inference.tracing import generation_span
 from inference.web.asked import asked
 from metering.access import (
-    GATEWAY,
     Account,
     Admission,
     UsageRecord,
@@ -69,10 +60,8 @@ class Generation:
 
     def __init__(self, job: Job, admission: Admission, taken: Taken | None = None) -> None:
         self.job = job
-        self._taken = taken
-        self._replay: deque[list[Piece]] = deque()
-        self._replaying = False
         self.admission = admission
+        self._continuity = Continuity(job, taken)
         self.outputs = [
             [
                 OutputState(
@@ -97,7 +86,7 @@ class Generation:
         self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._discarded = is_unbilled_unless_finished()
-        self._settled = self._given = self._has_told = False
+        self._settled = self._given = False
         self._keeping = None if job.stream else keeping.get()
         if self._keeping is not None:
             self._keeping.requests.append(job.request_id)
@@ -106,21 +95,12 @@ class Generation:
         self._span = generation_span(job)
         if self._span is not None:
             job.trace_headers = self._span.headers
-        if taken is not None:
-            self._replay = deque(
-                pieces for pieces in (taken.told(), taken.partly_told(), taken.untold()) if pieces
-            )
         self._submission: Submission = get_engine_client().submit(
             job.engine_requests(admission.output_tokens),
             job.served.base,
-            stream=job.request_id if self._is_kept else "",
-            known=None if taken is None else taken.as_known,
+            stream=self._continuity.stream,
+            known=self._continuity.known,
         )
-
-    @property
-    def _is_kept(self) -> bool:
-        """Whether another gateway could go on with it."""
-        return self.job.stream and len(self.job.prompts) * len(self.outputs[0]) <= MAX_OUTPUTS
 
     @property
     def flights(self) -> list[Flight]:
@@ -135,12 +115,12 @@ class Generation:
     @property
     def resumed_from(self) -> Position | None:
         """Where a client is that had begun to read at another gateway."""
-        return None if self._taken is None else self._taken.position
+        return self._continuity.position
 
     @property
     def has_told_tokens(self) -> bool:
         """Whether the first news are what the client has already."""
-        return self._taken is not None and bool(self._taken.told())
+        return self._continuity.has_told_tokens
 
     @classmethod
     async def start(cls, job: Job) -> Self:
@@ -153,56 +133,20 @@ class Generation:
         """
         position = asked_position() if job.stream else None
         fingerprint = request_print(job) if job.stream else b""
-        if position is not None:
-            return await cls._go_on(job, position, fingerprint)
-        if job.sampling.seed is None:
+        if position is None and job.sampling.seed is None:
             # So that another replica goes on with the very tokens that the first would have made.
             job.sampling.seed = secrets.randbits(63)
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
-        admission = await cls._admit(job)
-        generation = cls(job, admission)
-        generation._keep(fingerprint)
-        return generation
-
-    @classmethod
-    async def _go_on(cls, job: Job, position: Position, fingerprint: bytes) -> Self:
-        """Take a stream over from another gateway."""
-        client = get_engine_client()
-        await client.start()
-        taken = await take_over_stream(client, job, position, fingerprint)
-        job.request_id, job.started_at = position.stream, taken.about.started_at
-        job.sampling.seed = taken.about.seed
-        if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
-            job.sampling.logprobs = 0
-        admission = await settle_later(client, job, taken)
+        taken = None
+        if position is None:
+            admission = await cls._admit(job)
+        else:
+            admission, taken = await take_over(job, position, fingerprint)
         generation = cls(job, admission, taken)
-        generation._keep(fingerprint)
-        for outputs in taken.known:
-            for piece in outputs:
-                client.journal.note(job.request_id, 0, piece)
+        generation._continuity.begin(fingerprint, admission)
         return generation
-
-    def _keep(self, fingerprint: bytes) -> None:
-        """Have others able to go on with it, should this gateway die or its client lose it."""
-        if not self._is_kept:
-            return
-        job, client = self.job, get_engine_client()
-        about = OpenStream(
-            tenant_id=job.caller.tenant_id,
-            holder=holder_of(job.caller),
-            print=fingerprint,
-            gateway=GATEWAY,
-            ledger_id="" if self._taken is None else self._taken.ledger_id,
-            outbox=client.gateway_id,
-            requests=job.engine_ids,
-            started_at=job.started_at,
-            seed=job.sampling.seed or 0,
-            output_tokens=self.admission.output_tokens,
-            read_until=read_until(),
-        )
-        client.journal.begin(job.request_id, about)
 
     @staticmethod
     async def _admit(job: Job) -> Admission:
@@ -231,12 +175,10 @@ class Generation:
         Raises: what the engine or the gateway refuses or fails with. The generation is released.
         """
         if self._given:  # who asks for more has written what it got to its client
-            self._note_told()
+            self._continuity.note_told()
         try:
-            self._replaying = bool(self._replay)
-            if self._replaying:
-                pieces = self._replay.popleft()
-            else:
+            pieces = self._continuity.replay()
+            if pieces is None:
                 pieces = await self._submission.get(wait_s)
             now = time.monotonic()
             if now - self._key_checked_at >= RECHECK_KEY_S:
@@ -252,40 +194,23 @@ class Generation:
             self.release()
             raise renamed(error, self.job.field_names) from None
         increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
-        if self._replaying and not self._replay:
-            self._check_ends()
+        if self._continuity.lacks_end(self.outputs):
+            self._error = StreamGone()
+            self.release()
+            raise self._error
         for inc in increments:
             self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
         self._given = self._given or bool(increments)
         if self.finished:
-            self._note_told()
+            self._continuity.note_told()
             self.release()
         return increments
-
-    def _note_told(self) -> None:
-        """From now on the stream is billed, should this gateway die."""
-        if not self._has_told and self._is_kept:
-            get_engine_client().journal.told(self.job.request_id)
-        self._has_told = True
-
-    def _check_ends(self) -> None:
-        """Raise `StreamGone` where the client says that an output has ended and it hasn't: nothing
-        would ever come of it.
-        """
-        if (taken := self._taken) is None:
-            return
-        for number, outputs in enumerate(self.outputs):
-            for index, output in enumerate(outputs):
-                if output.finish_reason is None and taken.ended(number, index):
-                    self._error = StreamGone()
-                    self.release()
-                    raise self._error
 
     def _push(self, piece: Piece) -> Increment | None:
         output = self.outputs[piece.number][piece.index]
         if output.finish_reason is not None:
             return None
-        if not self._replaying:
+        if not self._continuity.replaying:
             self._time(len(piece.token_ids))
         if piece.num_cached_tokens:
             cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
@@ -405,13 +330,9 @@ class Generation:
                 None if self._error is None else self._error.code,
                 None if self.ttft_ms is None else self.ttft_ms / 1000,
             )
-        if self._is_kept:
-            journal = get_engine_client().journal
-            await journal.settled(job.request_id, usage.prompt_tokens, usage.completion_tokens)
-        if self._taken is not None and self._taken.billed is not None:
-            usage = usage.without(self._taken.billed)
+        usage = await self._continuity.settled(usage)
         record = UsageRecord(
-            request_id=job.request_id if self._taken is None else self._taken.ledger_id,
+            request_id=self._continuity.ledger_id,
             tenant_id=job.caller.tenant_id,
             key_id=job.caller.key_id,
             user_id=job.caller.user_id,
@@ -441,8 +362,7 @@ class Generation:
 
     def _account(self) -> Account:
         """What the engine has written of it."""
-        job, taken = self.job, self._taken
-        before = taken.billed if taken is not None and taken.billed is not None else Usage()
+        job, before = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
         return Account(
             job.engine_ids,
