@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_a_scope_sets_all_blocks_apart() -> None:
     assert common(hashes(), one) == [False] * 5
     # No field runs over into the next.
     assert scope_key("ab", "c") != scope_key("a", "bc")
+
+
+def test_adapters_set_all_blocks_apart() -> None:
+    scopes = [scope_key("", digest) for digest in ("", "a" * 64, "b" * 64)]
+    for one, other in itertools.combinations(scopes, 2):
+        assert common(hashes(scope=one), hashes(scope=other)) == [False] * 5
 
 
 def test_fault_19_a_name_that_is_anothers_salt_leads_to_no_block_of_its() -> None:

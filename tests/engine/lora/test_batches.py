@@ -122,6 +122,24 @@ def test_log_probabilities_have_the_same_bits_alone_and_among_others(
         assert scores(llm, [index]) == [expected]
 
 
+def test_a_cached_prompt_is_read_by_its_own_adapter_alone(
+    model: Path, adapters: dict[str, Path]
+) -> None:
+    asked = requests(dict(list(adapters.items())[:2]))
+    prompt = [token for some in prompts(6) for token in some]
+    names = [None, "a0", "a1"]
+    llm = serve(model, enable_prefix_caching=True)
+    expected = PeftOracle(model, adapters).greedy_all([(prompt, name) for name in names], COUNT)
+    for hits in (0, 1):
+        llm.core.reset_stats()
+        got = [generate(llm, [(prompt, asked[name])])[0] for name in names]
+        assert got == expected
+        size = llm.core.config.block_size
+        cached = (len(prompt) - 1) // size * size
+        assert cached > 0
+        assert llm.core.scheduler.kv.num_hit_tokens == hits * len(names) * cached
+
+
 def test_a_higher_rank_needs_no_restart_and_a_bound_is_kept(
     model: Path, adapters: dict[str, Path]
 ) -> None:

@@ -67,6 +67,15 @@ def test_every_choice_can_come(llm: LLM) -> None:
     assert {result.outputs[0].text for result in results} == set(choices)
 
 
+def test_behind_a_grammars_end_eos_comes_whatever_else_forbids_it(llm: LLM) -> None:
+    letters = list(range(3, llm.core.facts.vocab_size))
+    assert not set(llm.core.facts.eos_token_ids) & set(letters)
+    for against in ({"allowed_token_ids": letters}, {"min_tokens": 30}):
+        # With log probabilities EOS is sampled; without them it's known to follow.
+        output = one(llm, params(choice=["yes"], logprobs=0, **against))
+        assert (output.text, output.finish_reason) == ("yes", "stop")
+
+
 def test_a_structural_tag_binds_after_its_trigger_only(llm: LLM) -> None:
     bias = dict.fromkeys(llm.get_tokenizer().encode("<f="), 90.0)
     wanted = [
