@@ -36,6 +36,22 @@ served-model-name qlora-adapter-name-or-path otlp-traces-endpoint engine-use-ray
 disable-log-requests max-log-len
 """
 MANUAL = _MANUAL.split()
+#: What later versions have as arguments, as fields of --compilation-config (those of CUDA graphs),
+#: or as variables: VLLM_BATCH_INVARIANT, VLLM_CPU_KVCACHE_SPACE, VLLM_CPU_OMP_THREADS_BIND.
+_LATER = """
+async_scheduling attention_backend batch_invariant calculate_kv_scales chat_template convert
+cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode
+disable_hybrid_kv_cache_manager enable_prompt_embeds enable_sleep_mode generation_config
+hf_overrides io_processor_plugin logits_processors long_prefill_token_threshold model_impl
+optimization_level pooler_config reasoning_parser runner scheduling_policy speculative_config
+tool_call_parser
+"""
+LATER = set(_LATER.split())
+#: What Quire alone has.
+OWN = {
+    "cpu_kernels", "kept_seats_fraction", "max_waiting", "num_threads",
+    "prefill_tokens_beside_decodes", "prompt_overtaking", "round_activations",
+}  # fmt: skip
 #: What the same manual gives as defaults, where they can be written down.
 DEFAULTS: dict[str, Any] = {
     "tokenizer_mode": "auto",
@@ -72,6 +88,12 @@ def test_the_manuals_arguments_are_all_known() -> None:
     unknown = [name for name in MANUAL if name.replace("-", "_") not in SETTINGS | set(BY_NAME)]
     assert unknown == []
     assert len(MANUAL) == 73
+
+
+def test_at_most_eight_settings_are_quires_own() -> None:
+    """An operator who knows vLLM has no more than these to learn."""
+    assert set(SETTINGS) - {name.replace("-", "_") for name in MANUAL} - LATER == OWN
+    assert len(OWN) <= 8
 
 
 def test_the_manuals_defaults_are_taken() -> None:
