@@ -99,8 +99,8 @@ class EngineConfig(Settings):
     )
     batch_invariant: bool = option(
         False,
-        "on a GPU: a position's logits have the same bits in a decode, in a prompt's chunk and "
-        "beside whatever else, at the price of speed; on a CPU they have anyway",
+        "on a GPU: make logits the same to the bit whatever else is in the batch and however "
+        "prompts are cut, at the price of speed; on a CPU they always are",
     )
     calculate_kv_scales: bool = option(
         False,
@@ -168,8 +168,8 @@ class EngineConfig(Settings):
     )
     kept_seats_fraction: float = option(
         1 / 16,
-        "fair policy: part of max_num_seqs that is kept free for tenants who are under their share "
-        "and were active in the last ten minutes, so that their requests start at once",
+        "fair policy: part of max_num_seqs that is kept free for tenants who have less than their "
+        "share and were active in the last ten minutes, so that their requests start at once",
         low=0.0,
         high=0.5,
     )
@@ -197,8 +197,8 @@ class EngineConfig(Settings):
     prefill_tokens_beside_decodes: int | None = option(
         None,
         "most prompt tokens in a step that also continues other requests' outputs, so that streams "
-        "don't stutter; 0: no limit of its own; default: on a serving CPU what it computes in "
-        "0.09 s, by the load; else 0",
+        "don't stutter; 0: no limit of its own; default: 0, but when serving on a CPU as many as "
+        "take 0.09 s, or fewer while few outputs are continued",
         low=0,
     )
     long_prefill_token_threshold: int = option(
@@ -211,8 +211,8 @@ class EngineConfig(Settings):
     )
     prompt_overtaking: float = option(
         4.0,
-        "fair policy: shorter prompts of a tenant may pass a longer one that waits, until this "
-        "many times the longer one's tokens were served meanwhile; 0: first come, first served",
+        "fair policy: a tenant's shorter prompts may go before its longer one, until they have "
+        "taken this many times the longer one's tokens; 0: first come, first served",
         low=0.0,
     )
     device: str = option(

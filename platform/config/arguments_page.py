@@ -65,9 +65,9 @@ def _server() -> list[str]:
         for other in OTHERS
     ]
     named = [
-        ("--host", "effective", "to listen on"),
-        ("--port", "effective", "0 picks a free one"),
-        ("--ssl-certfile", "effective", "serve HTTPS with it"),
+        ("--host", "effective", "address to listen on"),
+        ("--port", "effective", "port to listen on; 0: a free one"),
+        ("--ssl-certfile", "effective", "certificate; then HTTPS is served"),
         ("--ssl-keyfile", "effective", "its private key"),
         ("--served-model-name", "effective", "several: other names of the same model"),
     ]

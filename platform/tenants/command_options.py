@@ -95,31 +95,33 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--requests-per-minute",
         type=int,
         metavar="N",
-        help=f"of all of its keys together; 0: no limit{also('QUIRE_REQUESTS_PER_MINUTE')}",
+        help="requests a minute, of all of its keys together; 0: no limit"
+        + also("QUIRE_REQUESTS_PER_MINUTE"),
     )
     parser.add_argument(
         "--tokens-per-minute",
         type=int,
         metavar="N",
-        help=f"read and written; 0: no limit{also('QUIRE_TOKENS_PER_MINUTE')}",
+        help="tokens a minute, prompts and outputs together; 0: no limit"
+        + also("QUIRE_TOKENS_PER_MINUTE"),
     )
     parser.add_argument(
         "--max-running-requests",
         type=int,
         metavar="N",
-        help=f"of all of its keys at a time; 0: no limit{also('0')}",
+        help=f"requests that run at a time, of all of its keys; 0: no limit{also('0')}",
     )
     parser.add_argument(
         "--max-context-tokens",
         type=int,
         metavar="N",
-        help=f"prompt and output of a request together; 0: the model's{also('0')}",
+        help=f"most tokens of a request, prompt and output together; 0: the model's{also('0')}",
     )
     parser.add_argument(
         "--allowed-models",
         type=comma_list,
         metavar="A,B",
-        help=f"of the models that it could use these alone; '': all{also('all')}",
+        help=f"the only models that it may use; '': all that it can see{also('all')}",
     )
     parser.add_argument(
         "--keep-conversations",

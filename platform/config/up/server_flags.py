@@ -121,7 +121,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="ASGI middleware, a class or function that takes the application; may be given "
         "several times",
     )
-    group.add_argument("--ssl-ca-certs", metavar="FILE", help="who may sign clients' certificates")
+    group.add_argument(
+        "--ssl-ca-certs", metavar="FILE", help="authorities whose client certificates are taken"
+    )
     group.add_argument(
         "--ssl-cert-reqs",
         type=int,
@@ -130,14 +132,20 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ssl-ciphers", metavar="LIST", help="ciphers of TLS 1.2 that are offered")
     group.add_argument(
-        "--allowed-origins", metavar="JSON", help='sites whose pages may call, such as ["*"]'
+        "--allowed-origins",
+        metavar="JSON",
+        help='sites whose pages may call the API, such as ["*"]',
     )
-    group.add_argument("--allowed-methods", metavar="JSON", help='their methods (default: ["*"])')
-    group.add_argument("--allowed-headers", metavar="JSON", help='their headers (default: ["*"])')
+    group.add_argument(
+        "--allowed-methods", metavar="JSON", help='methods that they may use (default: ["*"])'
+    )
+    group.add_argument(
+        "--allowed-headers", metavar="JSON", help='headers that they may send (default: ["*"])'
+    )
     group.add_argument(
         "--allow-credentials",
         action=argparse.BooleanOptionalAction,
-        help="these pages may send credentials",
+        help="let these pages send cookies and other credentials",
     )
     group.add_argument(
         "--uvicorn-log-level", "--log-level", choices=tuple(_LOG_LEVELS), help="(default: info)"

@@ -34,12 +34,18 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Where to listen, with how many processes."""
-        parser.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-        parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+        parser.add_argument(
+            "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--port", type=int, default=8000, help="port to listen on (default: %(default)s)"
+        )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="processes (default: 1)"
         )
-        parser.add_argument("--ssl-certfile", metavar="FILE", help="serve HTTPS with it")
+        parser.add_argument(
+            "--ssl-certfile", metavar="FILE", help="certificate; then HTTPS is served"
+        )
         parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
         parser.add_argument(
             "--otlp-traces-endpoint",

@@ -21,9 +21,9 @@ class Command(QuireCommand):
     needs_database = False
     takes_engine_settings = True
     help = (
-        "Load a model in this process and say of each layer which format the checkpoint has, "
-        "whether the kernels keep it or it is read into another one, its bytes, and the largest "
-        "difference from the plain weights, in parts of the largest of these."
+        "Load a model in this process and print for each layer: the checkpoint's format, the "
+        "format that the weights are kept in, their size, and the largest rounding error, relative "
+        "to the largest weight."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

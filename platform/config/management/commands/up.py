@@ -52,10 +52,13 @@ class Command(QuireCommand):
         """Where to listen, what to serve, whom to tell."""
         parser.usage = "%(prog)s [--model PATH_OR_HUB_ID] [--port N] [engine settings]"
         parser.add_argument(
-            "--host", default="127.0.0.1", help="to listen on (default: %(default)s)"
+            "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
         )
         parser.add_argument(
-            "--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)"
+            "--port",
+            type=int,
+            default=8000,
+            help="port to listen on; 0: a free one (default: %(default)s)",
         )
         parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="model to serve")
         parser.add_argument(
@@ -78,7 +81,9 @@ class Command(QuireCommand):
             "other serves (default: 0)",
         )
         parser.add_argument(
-            "--no-worker", action="store_true", help="run no batches and background responses"
+            "--no-worker",
+            action="store_true",
+            help="start no worker: batches and background responses wait",
         )
         parser.add_argument(
             "--asgi-server",
@@ -86,7 +91,9 @@ class Command(QuireCommand):
             default="uvicorn",
             help="default: uvicorn",
         )
-        parser.add_argument("--ssl-certfile", metavar="FILE", help="serve HTTPS with it")
+        parser.add_argument(
+            "--ssl-certfile", metavar="FILE", help="certificate; then HTTPS is served"
+        )
         parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
         parser.add_argument(
             "--ready-file",

@@ -35,13 +35,19 @@ class Command(QuireCommand):
             "--requests-per-minute",
             type=int,
             metavar="N",
-            help="limit of this key alone, within its tenant's (default: none of its own)",
+            help="requests a minute of this key, within its tenant's limit (default: no own limit)",
         )
         parser.add_argument(
-            "--tokens-per-minute", type=int, metavar="N", help="the same, read and written"
+            "--tokens-per-minute",
+            type=int,
+            metavar="N",
+            help="tokens a minute, prompts and outputs together (default: no own limit)",
         )
         parser.add_argument(
-            "--max-running-requests", type=int, metavar="N", help="requests that may run at a time"
+            "--max-running-requests",
+            type=int,
+            metavar="N",
+            help="requests that may run at a time (default: no own limit)",
         )
         parser.add_argument(
             "--max-context-tokens",
