@@ -19,9 +19,8 @@ from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
 from engine.devices.host_memory import GIB, num_cpu_blocks
 from engine.model_loader.loader import LoadedModel
+from engine.models.adaptable import Adaptable
 from engine.models.context import AttentionContext
-from engine.models.decoder import NativeDecoder
-from engine.models.encoders.encoder import NativeEncoder
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.worker.cuda.forward import DeviceForward
@@ -50,6 +49,7 @@ class CudaDevice(Device):
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
     keeps_adapters: ClassVar[bool] = False
+    pins_memory: ClassVar[bool] = True
     token_budget: ClassVar[int] = 8192
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
         "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
@@ -88,7 +88,7 @@ class CudaDevice(Device):
     def prepare_adapters(self, loaded: LoadedModel) -> str:
         """See `Device`: graphs are recorded with the adapters' table, so it is made before."""
         model = loaded.model
-        if not self.config.enable_lora or not isinstance(model, NativeDecoder | NativeEncoder):
+        if not self.config.enable_lora or not isinstance(model, Adaptable):
             return ""
         if self._slots is None:
             # One that was driven out has its slot until the steps that it was in are over.

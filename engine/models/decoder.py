@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
+from engine.models.adaptable import Adaptable
 from engine.models.adapted_linears import (
     AdaptableLinear,
     expert_linears,
     linears_of,
-    make_slots,
     slot_places,
     stacked_linears,
 )
-from engine.models.adapters import CurrentStep, DeviceHeads, StepAdapters
+from engine.models.adapters import DeviceHeads, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
@@ -42,11 +42,10 @@ from kernels import KernelSet
 from kernels.ablations import is_on
 from kernels.interface import NO_NORM, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
-from kernels.lora_slots import LoraSlots
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
-class NativeDecoder:
+class NativeDecoder(Adaptable):
     """Decoder-only transformer over a paged KV cache.
 
     Args:
@@ -70,6 +69,7 @@ class NativeDecoder:
         quantization: str | None = None,
         round_inputs: bool = False,
     ) -> None:
+        super().__init__()
         self.spec = spec
         self.ops = ops
         self.weight_dtype = weight_dtype
@@ -87,7 +87,6 @@ class NativeDecoder:
         #: What became of each layer's weights.
         self.load_report: list[LayerReport] = []
         self.group_of: list[int] = []
-        self._step = CurrentStep()
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
@@ -199,7 +198,7 @@ class NativeDecoder:
     # -- adapters -----------------------------------------------------------------------------
 
     def linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
-        """A layer's linear layers that adapters may change, by their slots."""
+        """See `Adaptable`."""
         weights = self.weights[layer]
         if self.lora_slots is None:
             return linears_of(weights) | expert_linears(weights)
@@ -209,25 +208,21 @@ class NativeDecoder:
         return linears_of(weights) | stacked_linears(weights, experts)
 
     @property
-    def lora_slots(self) -> LoraSlots | None:
-        """Where adapters are on a device whose steps are recorded; None: they have no slots."""
-        return self._step.slots
+    def _depth(self) -> int:
+        return self.spec.num_layers
 
-    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
-        """Slots for so many adapters of up to that rank; None: the kernels have none."""
-        places = [slot_places(weights) for weights in self.weights]
-        experts = 0 if self.spec.moe is None else self.spec.moe.num_experts
-        return make_slots(self.ops, places, most, most_rank, self.weight_dtype, experts)
+    def _slot_places(self) -> list[list[str]]:
+        return [slot_places(weights) for weights in self.weights]
 
-    def use_lora_slots(self, slots: LoraSlots | None) -> None:
-        """Have adapters there, see `make_lora_slots`."""
-        self._step.slots = slots
+    @property
+    def _num_experts(self) -> int:
+        return 0 if self.spec.moe is None else self.spec.moe.num_experts
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter for all layers in one call, or in a slot; None where neither is there."""
-        if self.lora_slots is not None:
-            return self.lora_slots.put(layers)
-        return None if self._compiled is None else self._compiled.lora_table(layers)
+        """See `Adaptable`."""
+        if self.lora_slots is not None or self._compiled is None:
+            return super().lora_table(layers)
+        return self._compiled.lora_table(layers)
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -264,11 +259,8 @@ class NativeDecoder:
         if adapters is None and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters name tokens: all of them go through the last layer.
-        self._step.adapters, self._step.rows = adapters, context.lora_rows
-        try:
+        with self._through(adapters, context.lora_rows):
             x = self._run_layers(residual, context, None, taps)
-        finally:
-            self._step.adapters = self._step.rows = None
         return x if context.logits_rows is None else x[context.logits_rows]
 
     def _run_layers(
@@ -294,12 +286,7 @@ class NativeDecoder:
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
         x, positions = self.embedding.rows(token_ids), context.positions
-        if context.adapters is not None:
-            for adapter, rows in context.adapters.groups:
-                if adapter.embedding is not None:
-                    adapter.embedding.change(self.ops, x, token_ids, rows)
-        if self.lora_slots is not None and context.lora_rows is not None:
-            self.lora_slots.embed(self.spec.num_layers, x, token_ids, context.lora_rows)
+        self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
         if context.embeds is not None:
             places, values = context.embeds
             x[places.to(x.device)] = values.to(x)
@@ -314,12 +301,7 @@ class NativeDecoder:
     def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None = None) -> Tensor:
         """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it."""
         spec, logits = self.spec, self.lm_head(hidden).float()
-        if isinstance(adapters, StepAdapters):
-            for adapter, rows in adapters.groups:
-                if adapter.head is not None:
-                    adapter.head.change(self.ops, logits, hidden, rows)
-        elif adapters is not None and self.lora_slots is not None:
-            adapters.change(self.lora_slots, spec.num_layers, logits, hidden)
+        self._adapt_logits(logits, hidden, adapters)
         if spec.logit_scale != 1.0:
             logits.mul_(spec.logit_scale)
         if spec.logit_soft_cap:

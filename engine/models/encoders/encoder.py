@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout
-from engine.models.adapted_linears import make_slots
-from engine.models.adapters import CurrentStep, StepAdapters
+from engine.models.adaptable import Adaptable
 from engine.models.context import AttentionContext
 from engine.models.encoders.attention import Sequences
 from engine.models.encoders.build import EncoderBuilder, EncoderLayer
@@ -21,11 +20,9 @@ from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.norms import Norm
 from kernels import KernelSet, LinearLayer
-from kernels.lora import LayerLoras, LoraTable
-from kernels.lora_slots import LoraSlots
 
 
-class NativeEncoder:
+class NativeEncoder(Adaptable):
     """Bidirectional transformer.
 
     Args:
@@ -43,6 +40,7 @@ class NativeEncoder:
     def __init__(
         self, spec: EncoderSpec, ops: KernelSet, weight_dtype: torch.dtype, max_model_len: int
     ) -> None:
+        super().__init__()
         self.spec = spec
         self.ops = ops
         self.weight_dtype = weight_dtype
@@ -50,7 +48,6 @@ class NativeEncoder:
         self.layers: list[EncoderLayer] = []
         self._positions: Tensor | None = None
         self._token_types: Tensor | None = None
-        self._step = CurrentStep()
         self._linears: list[dict[str, LinearLayer]] = []
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
@@ -78,26 +75,15 @@ class NativeEncoder:
         self._final_norm: Norm = builder.norm(names.final_norm)
 
     def linears(self, layer: int) -> Mapping[str, LinearLayer]:
-        """A layer's linear layers that adapters may change, by their slots."""
+        """See `Adaptable`."""
         return self._linears[layer]
 
     @property
-    def lora_slots(self) -> LoraSlots | None:
-        """Where adapters are on a GPU; None: they have no slots."""
-        return self._step.slots
+    def _depth(self) -> int:
+        return self.spec.num_layers
 
-    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
-        """Slots for so many adapters of up to that rank; None: the kernels have none."""
-        places = [list(layer) for layer in self._linears]
-        return make_slots(self.ops, places, most, most_rank, self.weight_dtype)
-
-    def use_lora_slots(self, slots: LoraSlots | None) -> None:
-        """Have adapters there, see `make_lora_slots`."""
-        self._step.slots = slots
-
-    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter's slot; None on a host, whose layers run one by one."""
-        return None if self.lora_slots is None else self.lora_slots.put(layers)
+    def _slot_places(self) -> list[list[str]]:
+        return [list(layer) for layer in self._linears]
 
     @property
     def decode_bytes(self) -> int:
@@ -134,28 +120,17 @@ class NativeEncoder:
             adapters = adapters.moved(sequences.places(len(token_ids)))
         if (rows := context.lora_rows) is not None:
             rows = rows.moved(sequences.places(len(token_ids)))
-        self._step.adapters, self._step.rows = adapters, rows
-        x = self._embed(sequences.sorted(token_ids), positions, types, adapters)
-        try:
+        ids = sequences.sorted(token_ids)
+        x = self.embedding[ids].float()
+        self._adapt_embedding(x, ids, adapters, rows)
+        x = self._positioned(x, positions, types)
+        with self._through(adapters, rows):
             for layer in self.layers:
                 x = layer(x, positions, sequences)
-        finally:
-            self._step.adapters = self._step.rows = None
         return sequences.restored(self._final_norm(x)).float()
 
-    def _embed(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        token_types: Tensor | None,
-        adapters: StepAdapters | None,
-    ) -> Tensor:
-        x = self.embedding[token_ids].float()
-        for adapter, rows in () if adapters is None else adapters.groups:
-            if adapter.embedding is not None:
-                adapter.embedding.change(self.ops, x, token_ids, rows)
-        if self._step.slots is not None and self._step.rows is not None:
-            self._step.slots.embed(self.spec.num_layers, x, token_ids, self._step.rows)
+    def _positioned(self, x: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """Embeddings with those of types and positions, normed; x changes."""
         if self._token_types is not None:
             types = self._token_types
             x.add_(types[0] if token_types is None or len(types) == 1 else types[token_types])

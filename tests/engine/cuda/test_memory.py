@@ -165,7 +165,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
         made.append((most, rank))
         return SimpleNamespace(most=most)
 
-    monkeypatch.setattr(cuda, "NativeDecoder", Slotless)
+    monkeypatch.setattr(cuda, "Adaptable", Slotless)
     monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
 
     def loaded(make_lora_slots: Any = make) -> Any:
