@@ -12,11 +12,12 @@ import torch
 
 from engine.contract.errors import ConfigError
 from engine.contract.sampling_params import SamplingParams
-from engine.models.adapters import AdapterWeights, StepAdapters
+from engine.models.adapters import AdapterWeights
 from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
 from engine.worker.attachments import Attachments
+from engine.worker.row_adapters import RowAdapters
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
 PromptRow = tuple[int, SequenceSampling, int, int]
@@ -129,9 +130,7 @@ class RunningBatch:
         self.embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
         #: Row -> the first prompt token that is still to be scored.
         self.prompt_logprobs_next: dict[int, int] = {}
-        #: Row -> the adapter that its tokens go through; most have none.
-        self.adapters: dict[int, AdapterWeights] = {}
-        self._loaded_adapters = {} if adapters is None else adapters
+        self.adapters = RowAdapters(adapters)
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._left: list[int] = []
@@ -157,7 +156,7 @@ class RunningBatch:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
             self.embeds.pop(row, None)
-            self.adapters.pop(row, None)
+            self.adapters.drop(row)
             self._left.append(row)
 
     def _rewind(self, rewound: Rewound) -> None:
@@ -193,8 +192,7 @@ class RunningBatch:
             self.embeds[row] = [
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
-        if sequence.adapter:
-            self.adapters[row] = self._loaded_adapters[sequence.adapter]
+        self.adapters.put(row, sequence.adapter)
         self.grows[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
@@ -261,8 +259,7 @@ class RunningBatch:
             sequence_rows=torch.from_numpy(rows),
         )
         self._split(context, counts, query_start)
-        if self.adapters:
-            context.adapters = self.adapters_of(owner)
+        context.adapters = self.adapters.of_tokens(owner)
         context.others = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
@@ -317,22 +314,6 @@ class RunningBatch:
         self.num_tokens[row] += len(more)
         self.num_computed[row] -= len(drafted.drafts) - len(more)
         self.state(row).output_token_ids += more
-
-    def adapter_of(self, seq_id: int) -> AdapterWeights | None:
-        """The adapter that a sequence goes through."""
-        return self.adapters.get(self.row_of.get(seq_id, -1))
-
-    def adapters_of(self, owner: np.ndarray) -> StepAdapters | None:
-        """The adapters of tokens that belong to the rows `owner`; None: they have none."""
-        groups: dict[str, tuple[AdapterWeights, list[int]]] = {}
-        for row in np.unique(owner).tolist():
-            if (adapter := self.adapters.get(row)) is not None:
-                groups.setdefault(adapter.digest, (adapter, []))[1].append(row)
-        found = [
-            (adapter, torch.from_numpy(np.flatnonzero(np.isin(owner, rows))))
-            for adapter, rows in groups.values()
-        ]
-        return StepAdapters(found) if found else None
 
     def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the next tokens of rows that have caught up go; they are counted from here on."""

@@ -7,7 +7,6 @@ import torch
 
 from engine.contract.protocol import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.models.adapters import AdapterWeights
 from engine.sampling.sampler import NOT_FINITE, Sampler
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
@@ -15,7 +14,6 @@ from engine.worker.batch import Drafted, RunningBatch, Sampled
 from engine.worker.collect import collect, drafts_in_place, masked_rows
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.hidden import HiddenKeeper
-from kernels.lora import TableUse
 from kernels.steps import BoundStep, CompiledStep, StepScores, StepTables
 
 #: Logits that a step may make; a larger one has less to gain, and they stay in memory.
@@ -213,39 +211,28 @@ class DecodeSteps:
         rows = np.array([batch.row_of[seq_id] for seq_id in plan.seq_ids])
         if not all(plan.num_samples) or not all(map(batch.goes_on_from_token, rows.tolist())):
             return
-        if any(not adapter.is_compiled for adapter in self._adapters(rows)):
-            return
         states = [batch.state(row) for row in rows.tolist()]
         self._masked = plan.awaits_masks
         plain = [self._is_plain(state) for state in states]
         self._chosen = [index for index in range(count) if plain[index]]
         self._sampled = [index for index in range(count) if not plain[index]]
+        order = rows[self._chosen + self._sampled]
+        tables = batch.adapters.compiled(order)
+        if tables is None:
+            return
         self._states = [states[index] for index in self._chosen]
         self._sampled_states = [states[index] for index in self._sampled]
         self._sampled_rows = rows[self._sampled]
         self._logits = torch.empty((len(self._sampled), self._vocab_size))
         choice = self._sampler.step_choice(self._states, self._vocab_size)
-        order = rows[self._chosen + self._sampled]
         self._rows = order.tolist()
         self._run = self._step.over(
             torch.from_numpy(order),
             choice,
             self._logits if self._sampled else None,
-            self._tables(order),
+            tables,
         )
         self._seq_ids, self._ones = list(plan.seq_ids), [1] * count
-
-    def _adapters(self, rows: np.ndarray) -> list[AdapterWeights]:
-        """Those of the rows' that go through one."""
-        known = self._batch.adapters
-        return [known[row] for row in rows.tolist() if row in known] if known else []
-
-    def _tables(self, rows: np.ndarray) -> list[TableUse]:
-        """The rows' adapters, by their places."""
-        if not self._batch.adapters:
-            return []
-        adapters = self._batch.adapters_of(rows)
-        return [] if adapters is None else adapters.tables() or []
 
     def _is_plain(self, state: SequenceSampling) -> bool:
         """Whether a sequence's token is chosen in the call."""

@@ -1,0 +1,58 @@
+"""`RowAdapters`: which adapter each row of the running batch goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from engine.models.adapters import AdapterWeights, StepAdapters
+from kernels.lora import TableUse
+
+
+class RowAdapters:
+    """Most rows go through none."""
+
+    def __init__(self, loaded: Mapping[str, AdapterWeights] | None = None) -> None:
+        """`loaded`: those that plans name by digest; None: they name none."""
+        self._loaded = {} if loaded is None else loaded
+        self._by_row: dict[int, AdapterWeights] = {}
+
+    def put(self, row: int, digest: str) -> None:
+        """A sequence came; "": it goes through none."""
+        if digest:
+            self._by_row[row] = self._loaded[digest]
+
+    def drop(self, row: int) -> None:
+        """The row's sequence has left."""
+        self._by_row.pop(row, None)
+
+    def of_row(self, row: int) -> AdapterWeights | None:
+        """The adapter of a row."""
+        return self._by_row.get(row)
+
+    def of_tokens(self, owner: np.ndarray) -> StepAdapters | None:
+        """The adapters of tokens that belong to the rows `owner`; None: they have none."""
+        if not self._by_row:
+            return None
+        groups: dict[str, tuple[AdapterWeights, list[int]]] = {}
+        for row in np.unique(owner).tolist():
+            if (adapter := self._by_row.get(row)) is not None:
+                groups.setdefault(adapter.digest, (adapter, []))[1].append(row)
+        found = [
+            (adapter, torch.from_numpy(np.flatnonzero(np.isin(owner, rows))))
+            for adapter, rows in groups.values()
+        ]
+        return StepAdapters(found) if found else None
+
+    def compiled(self, rows: np.ndarray) -> list[TableUse] | None:
+        """What takes the rows' tokens, one each, through whole steps in one call, by their places;
+        None: one of their adapters can't be run so.
+        """
+        adapters = self.of_tokens(rows)
+        if adapters is None:
+            return []
+        if not all(adapter.is_compiled for adapter, _ in adapters.groups):
+            return None
+        return adapters.tables()
