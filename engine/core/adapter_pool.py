@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.replica_state import EngineStats
+from engine.lora.host import AdapterHost
 from engine.lora.store import AdapterFacts
 from engine.scheduler.sequence import Request, Status
 
@@ -109,6 +111,13 @@ class AdapterPool:
         self._pinned: set[str] = set()
         self._num_loads = self._num_evictions = 0
         self._load_seconds = 0.0
+
+    @classmethod
+    def of(cls, host: AdapterHost) -> Self:
+        """What is on the device of an executor."""
+        return cls(
+            host.load, host.drop, host.num_bytes, host.most, host.refusal, forget=host.forget
+        )
 
     # -- requests -----------------------------------------------------------------------------
 

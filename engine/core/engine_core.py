@@ -105,14 +105,7 @@ class EngineCore:
             facts.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
         overlaps = config.plans_ahead(executor.overlaps)
-        self.adapters = AdapterPool(
-            executor.load_adapter,
-            executor.drop_adapter,
-            executor.adapter_bytes,
-            executor.most_adapters,
-            executor.adapter_refusal,
-            forget=executor.forget_adapter,
-        )
+        self.adapters = AdapterPool.of(executor.adapters)
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
         )
@@ -133,12 +126,9 @@ class EngineCore:
             facts,
             overlaps=overlaps,
             possible=self.structured.possible,
-            draft=executor.draft,
-            run=executor.execute_draft,
-            heads=executor.heads,
-            draw=executor.draw,
+            host=executor.drafts,
         )
-        self.scheduler.drafts = self.drafter
+        self.scheduler.drafts.source = self.drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
@@ -331,7 +321,7 @@ class EngineCore:
         self._steps_in_flight.popleft()
         masks = None if step.masks is None else step.masks.result()
         if step.plan.drafts:
-            self.scheduler.settle_drafts(step.plan, step.scheduled, result.token_ids)
+            self.scheduler.drafts.settle(step.plan, step.scheduled, result.token_ids)
             self._counters.note_drafts(step.plan, result)
         deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
         for later in self._steps_in_flight:

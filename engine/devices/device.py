@@ -110,6 +110,8 @@ class Device(ABC):
     runs_heads: ClassVar[bool] = False
     #: Whether its runner gives `RunnerParts.custom` to its sampler.
     runs_logits_processors: ClassVar[bool] = False
+    #: Whether host memory that is pinned gets to it sooner.
+    pins_memory: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

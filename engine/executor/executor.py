@@ -6,14 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.contract.adapters import AdapterRef
 from engine.executor.outcome import Outcome
 from engine.kv_cache.layout import KVLayout
-from engine.lora.store import AdapterFacts
+from engine.lora.host import AdapterHost
 from engine.models.facts import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
-from engine.speculative.draft_facts import DraftFacts
-from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
+from engine.speculative.host import DraftHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,14 @@ class Executor(Protocol):
         overlaps: steps are planned while the one before runs, unless the settings say otherwise.
         times_prompts: prompts are to be timed at the start, so that they leave room for decodes.
         asleep: some of the memory is given back, and no step can be run.
+        adapters, drafts: what is on the device beside the model; from `load` on.
     """
+
+    @property
+    def adapters(self) -> AdapterHost: ...
+
+    @property
+    def drafts(self) -> DraftHost: ...
 
     @property
     def overlaps(self) -> bool: ...
@@ -83,50 +88,6 @@ class Executor(Protocol):
 
     def detach(self, handle: int) -> None:
         """Let an attachment go: no later plan names it."""
-
-    # -- drafts -------------------------------------------------------------------------------
-
-    @property
-    def draft(self) -> DraftFacts | None:
-        """The draft model of `speculative_config`; None without one."""
-
-    def execute_draft(self, plan: StepPlan) -> StepResult:
-        """Run one step of the draft model, which has a batch of its own; as `execute`."""
-
-    @property
-    def heads(self) -> HeadFacts | None:
-        """The heads of `speculative_config`; None without any."""
-
-    def draw(self, plan: HeadPlan) -> HeadResult:
-        """Have the heads draw for sequences that decode, between two steps."""
-
-    # -- adapters -----------------------------------------------------------------------------
-
-    @property
-    def adapter_refusal(self) -> str:
-        """Why this model has no adapters, as a sentence; "" where it may."""
-
-    @property
-    def adapter_bytes(self) -> int:
-        """Device memory for adapters."""
-
-    @property
-    def most_adapters(self) -> int | None:
-        """How many may be on the device at once; None: as many as fit."""
-
-    def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
-        """Bring an adapter to the device, where plans may name it. Any thread may call it.
-
-        Raises `InvalidRequest` where it can't be had, or can't be run with this model.
-        """
-
-    def drop_adapter(self, digest: str) -> bool:
-        """Let an adapter's device memory go: no later plan names it. Whether host memory has it
-        still.
-        """
-
-    def forget_adapter(self, digest: str) -> None:
-        """Let go of what host memory has of an adapter that isn't on the device."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""

@@ -8,35 +8,28 @@ from typing import Any, cast
 
 import torch
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.loading import CACHE, KERNELS, READING, note
 from engine.contract.protocol import KV_CACHE, WEIGHTS
-from engine.contract.speculative import HEADS, SpeculativeConfig
-from engine.devices.device import CacheNeed, Device, RunnerParts
+from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.find import make_device
-from engine.devices.host_memory import adapter_bytes, num_counted_blocks
-from engine.executor.draft import DraftExecutor
+from engine.devices.host_memory import num_counted_blocks
+from engine.executor.adapters import DeviceAdapters
+from engine.executor.drafts import DeviceDrafts
 from engine.executor.executor import Capacity
-from engine.executor.heads import HeadExecutor, with_method
 from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
-from engine.lora.parts import AdaptableModel
-from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
-from engine.models.encoders.encoder import NativeEncoder
 from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
 from engine.sampling.custom import CustomProcessors
 from engine.sampling.processor_classes import processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
-from engine.speculative.draft_facts import DraftFacts
-from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.worker.attachments import Attachments
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
@@ -56,15 +49,6 @@ _KV_DTYPES = {
 }
 
 
-def _adapter_limits(config: EngineConfig, device: Device) -> StoreLimits:
-    return StoreLimits(
-        max_rank=device.most_adapter_rank,
-        dtype=None if config.lora_dtype == "auto" else _KV_DTYPES[config.lora_dtype],
-        host_bytes=adapter_bytes(32, 1) if device.keeps_adapters else 0,
-        host_adapters=config.max_cpu_loras,
-    )
-
-
 class InProcessExecutor:
     """Loads the model, allocates the KV cache and runs plans, one at a time.
 
@@ -72,6 +56,7 @@ class InProcessExecutor:
         device: where the model runs.
         loaded: the model and what is known of it; from `load` on.
         capacity: see `Capacity`; from `size_cache` on.
+        adapters, drafts: see `Executor`.
         rank: of all ranks, of which there is one.
     """
 
@@ -84,12 +69,11 @@ class InProcessExecutor:
         note(KERNELS)
         self.device = make_device(config)
         self._attachments, self._masks = Attachments(), GrammarInbox()
-        self._adapters = AdapterStore(_adapter_limits(config, self.device))
+        self.adapters = DeviceAdapters(config, self.device, _KV_DTYPES)
+        self.drafts = DeviceDrafts(self._begin)
         self._thread: StepThread | None = None
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
-        self._draft: DraftExecutor | None = None
-        self._heads: HeadExecutor | None = None
 
     # -- start --------------------------------------------------------------------------------
 
@@ -101,8 +85,8 @@ class InProcessExecutor:
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._check_logits_processors()
         self._sleeper = Sleeper(self.loaded, self._config, self.device)
-        self._adapter_obstacle = self.device.prepare_adapters(self.loaded)
-        self._load_draft()
+        self.adapters.prepare(self.loaded)
+        self.drafts.load(self._config, self.device, self.loaded, overlaps=self.overlaps)
         return self.loaded.facts
 
     def _check_logits_processors(self) -> None:
@@ -114,44 +98,14 @@ class InProcessExecutor:
                 param="logits_processors",
             )
 
-    def _load_draft(self) -> None:
-        """The draft model or the heads that the settings name, where drafts can be checked."""
-        config = self._config
-        if config.speculative_config is None or config.plans_ahead(self.overlaps):
-            return
-        wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-        if not wanted.computes or self.loaded.pooler is not None or self.loaded.model.stateful:
-            return
-        wanted = with_method(config, wanted)
-        self._check_drafts(wanted.method in HEADS)
-        if wanted.method in HEADS:
-            self._heads = HeadExecutor(config, wanted, self.device, self.loaded)
-        else:
-            self._draft = DraftExecutor(config, wanted, self.device, self.loaded)
-
-    def _check_drafts(self, heads: bool) -> None:
-        """Raise `ConfigError` where the device can't draw drafts like that."""
-        device = self.device
-        if device.runs_heads if heads else device.runs_draft_models:
-            return
-        what = "heads" if heads else "draft models"
-        known = "ngram, suffix and draft_model" if device.runs_draft_models else "ngram and suffix"
-        raise ConfigError(
-            f"speculative_config: {what} aren't supported on the device {device.name}; the "
-            f"methods {known} are.",
-            param="speculative_config",
-        )
-
     def size_cache(self) -> Capacity:
         """See `Executor`."""
         budget, layout = self._token_budget(), self._layout()
-        if self._heads is not None:
-            self._heads.check(layout)
+        self.drafts.check(layout)
         per_token = self._token_bytes()
         self.capacity = Capacity(self._num_blocks(budget, layout), layout, per_token, budget)
-        if self._draft is not None:
-            block = self._token_bytes(layout.layers_per_block) * self._config.block_size
-            self._draft.size_cache(self.capacity.num_blocks, block)
+        block = self._token_bytes(layout.layers_per_block) * self._config.block_size
+        self.drafts.size_cache(self.capacity.num_blocks, block)
         return self.capacity
 
     def allocate_cache(self) -> None:
@@ -167,27 +121,23 @@ class InProcessExecutor:
             config.block_size,
             len(layout.groups),
             self._attachments,
-            self._adapters.device,
+            self.adapters.by_digest,
         )
         if self._serving:
             self.device.cache_allocated(self.loaded)
         self._runner = self._make_runner(batch)
-        if self._draft is not None:
-            self._draft.allocate_cache()
+        self.drafts.allocate_cache()
 
     def _make_runner(self, batch: RunningBatch) -> Runner:
         """What runs steps on the device."""
         capacity = self.capacity
-        heads, hidden = self._heads, None
-        if heads is not None:
-            hidden = heads.attach(batch, capacity.num_blocks, capacity.layout)
         parts = RunnerParts(
             self.loaded,
             batch,
             self._masks,
             capacity.layout,
             capacity.token_budget,
-            hidden,
+            self.drafts.attach(batch, capacity.num_blocks, capacity.layout),
             custom=self._logits_processors(),
         )
         return self.device.make_runner(parts)
@@ -197,9 +147,7 @@ class InProcessExecutor:
         classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
         if not classes:
             return None
-        place = self.device.torch_device
-        pinned = place.type == "cuda"
-        config = self.vllm_config
+        place, pinned, config = self.device.torch_device, self.device.pins_memory, self.vllm_config
         return CustomProcessors([each(config, place, pinned) for each in classes])
 
     @property
@@ -218,32 +166,6 @@ class InProcessExecutor:
         """See `Executor`."""
         self._serving = True
         self.device.cache_allocated(self.loaded)
-
-    # -- drafts -------------------------------------------------------------------------------
-
-    @property
-    def draft(self) -> DraftFacts | None:
-        """See `Executor`."""
-        return None if self._draft is None else self._draft.facts
-
-    def execute_draft(self, plan: StepPlan) -> StepResult:
-        """See `Executor`."""
-        if self._draft is None:
-            raise RuntimeError("There is no draft model.")
-        if not self._begun:
-            self._begin()
-        return self._draft.execute(plan)
-
-    @property
-    def heads(self) -> HeadFacts | None:
-        """See `Executor`."""
-        return None if self._heads is None else self._heads.facts
-
-    def draw(self, plan: HeadPlan) -> HeadResult:
-        """See `Executor`."""
-        if self._heads is None:
-            raise RuntimeError("There are no heads.")
-        return self._heads.draw(plan)
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -275,52 +197,13 @@ class InProcessExecutor:
         """See `Executor`."""
         self._attachments.drop(handle)
 
-    @property
-    def adapter_refusal(self) -> str:
-        """See `Executor`."""
-        if not self._config.enable_lora:
-            return "Adapters are turned off here (enable_lora)."
-        if not self.device.runs_adapters:
-            return f"Adapters aren't supported on the device {self.device.name}."
-        if not isinstance(self.loaded.model, NativeDecoder | NativeEncoder):
-            return (
-                "Adapters are for models that run on Quire's own decoders and encoders; this "
-                f"{self.loaded.spec.architecture} doesn't."
-            )
-        return self._adapter_obstacle
-
-    @property
-    def adapter_bytes(self) -> int:
-        """See `Executor`."""
-        return self.device.adapter_bytes()
-
-    @property
-    def most_adapters(self) -> int | None:
-        """See `Executor`."""
-        return self.device.most_adapters
-
-    def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
-        """See `Executor`."""
-        pooler = self.loaded.pooler
-        heads = None if pooler is None else pooler.maker
-        return self._adapters.load(ref, cast(AdaptableModel, self.loaded.model), heads)
-
-    def drop_adapter(self, digest: str) -> bool:
-        """See `Executor`."""
-        return self._adapters.drop(digest)
-
-    def forget_adapter(self, digest: str) -> None:
-        """See `Executor`."""
-        self._adapters.forget(digest)
-
     def give_masks(self, output: GrammarOutput) -> None:
         """See `Executor`."""
         self._masks.put(output)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
-        if not self._begun:
-            self._begin()
+        self._begin()
         self.device.note_step(plan)
         return self._runner.execute(plan)
 
@@ -346,8 +229,7 @@ class InProcessExecutor:
 
     def _launch(self, plan: StepPlan, inputs: Any) -> Finishable:
         """Launch a prepared step, in the thread that does it for all."""
-        if not self._begun:
-            self._begin()
+        self._begin()
         return self._runner.launch(plan, inputs)
 
     def resume(self) -> None:
@@ -359,9 +241,10 @@ class InProcessExecutor:
             self._thread.resume()
 
     def _begin(self) -> None:
-        """Take over the thread settings; in the thread that runs steps."""
-        self._begun = True
-        self.device.use_threads(self.loaded)
+        """Take over the thread settings, once; in the thread that runs steps."""
+        if not self._begun:
+            self._begun = True
+            self.device.use_threads(self.loaded)
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -380,23 +263,17 @@ class InProcessExecutor:
         # Graphs and their buffers go with the runner: they hold addresses of what goes.
         self._runner = cast(Any, None)
         self.device.cache_released()
-        if self._draft is not None:
-            self._draft.sleep(level)
-        if self._heads is not None:
-            self._heads.sleep(level)
+        self.drafts.sleep(level)
         self._sleeper.sleep(level)
-        self._adapters.clear_host()  # what is packed may hold parts of weights that go
+        self.adapters.clear_host()
 
     def wake_up(self, tags: Collection[str]) -> None:
         """See `Executor`. The KV cache comes after the weights, whichever is woken first."""
         asleep = self._sleeper.asleep
         if WEIGHTS in tags:
             self._sleeper.wake_weights()
-            self.device.prepare_adapters(self.loaded)
-            if self._draft is not None:
-                self._draft.wake_weights()
-            if self._heads is not None:
-                self._heads.wake_weights()
+            self.adapters.prepare(self.loaded)
+            self.drafts.wake_weights()
         if KV_CACHE in tags:
             asleep.discard(KV_CACHE)
         if not asleep and self._runner is None:
@@ -443,13 +320,19 @@ class InProcessExecutor:
             for window in layout.windows
         )
         token_bytes = self._token_bytes(layout.layers_per_block)
-        if self._heads is not None:
-            token_bytes += self._heads.bytes_per_token
+        token_bytes += self.drafts.bytes_per_token
         if token_bytes == 0:
             return num_counted_blocks(config, token_budget)
-        draft = None if self._draft is None else self._draft.need
         return self.device.num_blocks(
-            CacheNeed(self.loaded, self._kv_dtype, layout, token_bytes, most, token_budget, draft)
+            CacheNeed(
+                self.loaded,
+                self._kv_dtype,
+                layout,
+                token_bytes,
+                most,
+                token_budget,
+                self.drafts.need,
+            )
         )
 
     def _token_budget(self) -> int:

@@ -38,7 +38,7 @@ class Admitter:
         #: Steps with preemptions that the first that runs got no tokens of, since it last did.
         self._passed_over = 0
 
-    def deal_prompts(self, draft: StepBuilder, begun: list[Sequence]) -> None:
+    def deal_prompts(self, builder: StepBuilder, begun: list[Sequence]) -> None:
         """Prompt tokens while they last, to whoever's turn it is, begun or not.
 
         Waiting sequences start while seats and blocks last; never past one that can't go. Except
@@ -54,68 +54,68 @@ class Admitter:
         while: it ends one day, and so does the going round.
 
         Args:
-            draft: the step.
+            builder: the step.
             begun: running sequences with prompt left, in the order of `running`; it's used up.
         """
         self._closed = False
         waiting = self._waiting
         if self._passed_over >= _PATIENCE and begun and begun[0] is self._running[0]:
-            self._go_on(draft, begun.pop(0))
-        while draft.budget > 0:
-            head = self._startable(draft)
+            self._go_on(builder, begun.pop(0))
+        while builder.budget > 0:
+            head = self._startable(builder)
             if begun:
                 at = waiting.next_begun(begun)
                 if head is None or not waiting.precedes(head, begun[at]):
-                    self._go_on(draft, begun.pop(at))
+                    self._go_on(builder, begun.pop(at))
                     continue
             if head is None:
                 break
-            self._closed = not self._start(draft, head)
+            self._closed = not self._start(builder, head)
         waiting.release()
-        self._note_progress(draft)
+        self._note_progress(builder)
 
-    def _note_progress(self, draft: StepBuilder) -> None:
+    def _note_progress(self, builder: StepBuilder) -> None:
         """Count the steps in which others are preempted and the first that runs gets nothing."""
-        if not draft.preempted and not self._passed_over:
+        if not builder.preempted and not self._passed_over:
             return
-        if not self._running or draft.dealt(self._running[0]):
+        if not self._running or builder.dealt(self._running[0]):
             self._passed_over = 0
-        elif draft.preempted:
+        elif builder.preempted:
             self._passed_over += 1
 
-    def _go_on(self, draft: StepBuilder, sequence: Sequence) -> None:
+    def _go_on(self, builder: StepBuilder, sequence: Sequence) -> None:
         """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
 
         One that gave them and was started again has its tokens of this step already.
         """
-        if sequence.status is not Status.RUNNING or sequence in draft.scheduled:
+        if sequence.status is not Status.RUNNING or sequence in builder.scheduled:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
-        count = self._limits.piece(draft, pending)
+        count = self._limits.piece(builder, pending)
         if count:
-            self._runs.grow(draft, self._running.index(sequence), count)
+            self._runs.grow(builder, self._running.index(sequence), count)
 
-    def _startable(self, draft: StepBuilder) -> Sequence | None:
+    def _startable(self, builder: StepBuilder) -> Sequence | None:
         """The waiting sequence that is next, if anything may start."""
         waiting = self._waiting
         while not self._closed and (head := waiting.peek()) is not None and not head.isolated:
             quota = self._runs.quota_of(head)
-            if draft.preempted and not self._gave_nothing(draft, quota):
+            if builder.preempted and not self._gave_nothing(builder, quota):
                 return None
-            if not self._full or self._claim_seat(draft, head, quota):
+            if not self._full or self._claim_seat(builder, head, quota):
                 return head
             if waiting.num_tenants == 1:
                 return None
             waiting.hold(quota.name)
         return None
 
-    def _gave_nothing(self, draft: StepBuilder, quota: TenantQuota) -> bool:
+    def _gave_nothing(self, builder: StepBuilder, quota: TenantQuota) -> bool:
         """Whether this step's preemptions concern others than a tenant that is within its share."""
-        if not self._waiting.fair or quota.name in draft.preempted:
+        if not self._waiting.fair or quota.name in builder.preempted:
             return False
         return self._kv.quotas.excess(quota, quota.used) < 1
 
-    def _claim_seat(self, draft: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+    def _claim_seat(self, builder: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt one of those who sit on more than their share, for one who has but few seats.
 
         They took them while nobody else was there; from then on `_leaves_seats` sees to it.
@@ -128,33 +128,33 @@ class Admitter:
             other = self._runs.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
-            if self._runs.lends(draft, victim):
+            if self._runs.lends(builder, victim):
                 continue
             if other.running > seats * quotas.fraction(other):
-                self._runs.take_from(draft, victim)
+                self._runs.take_from(builder, victim)
                 return True
         return False
 
-    def _start(self, draft: StepBuilder, head: Sequence) -> bool:
+    def _start(self, builder: StepBuilder, head: Sequence) -> bool:
         """Start the queue's head or pass over its tenant; False: nothing more may start."""
         quota = self._runs.quota_of(head)
         if head.request.priority >= 0 and self._leaves_seats(quota):
             self._waiting.hold(quota.name)
             return True
-        if self.admit(draft, head) or head.finished:
+        if self.admit(builder, head) or head.finished:
             return True
         if not self._lacking:
             return False
         if quota.used + self._lacking > quota.maximum:
             self._waiting.hold(quota.name)
             return True
-        if self._waiting.fair and self._claim_share(draft, head, quota):
-            self.admit(draft, head)
+        if self._waiting.fair and self._claim_share(builder, head, quota):
+            self.admit(builder, head)
         else:
-            self._admit_reserved(draft)
+            self._admit_reserved(builder)
         return False
 
-    def _claim_share(self, draft: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+    def _claim_share(self, builder: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt those who hold more than their share of the pool for one who stays within his.
 
         False when that doesn't make room. Whoever is more urgent gives nothing.
@@ -163,10 +163,10 @@ class Admitter:
         if quotas.excess(quota, quota.used + self._lacking) > 1:
             return False
         while self._lacks(head, quota):
-            victim = self._runs.victim(quota, draft, over_share=True, spares_first=True)
+            victim = self._runs.victim(quota, builder, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
                 return False
-            self._runs.take_from(draft, victim)
+            self._runs.take_from(builder, victim)
         return True
 
     def _lacks(self, head: Sequence, quota: TenantQuota) -> bool:
@@ -188,13 +188,13 @@ class Admitter:
             return False
         return quota.running >= self._config.max_num_seqs * self._kv.quotas.fraction(quota)
 
-    def _admit_reserved(self, draft: StepBuilder) -> None:
+    def _admit_reserved(self, builder: StepBuilder) -> None:
         """Sequences that fit into what is reserved for their tenants, when the pool is full."""
         for quota in list(self._kv.quotas.reserving):
             head = self._waiting.head_of(quota.name)
-            full = self._full or draft.budget <= 0
+            full = self._full or builder.budget <= 0
             if head is not None and not head.isolated and not full:
-                self.admit(draft, head)
+                self.admit(builder, head)
 
     def claim_reserves(self) -> None:
         """Preempt those over their share for a tenant whose reserve they came to use.
@@ -217,7 +217,7 @@ class Admitter:
                     break
                 self._runs.preempt(victim)
 
-    def admit(self, draft: StepBuilder, sequence: Sequence) -> int:
+    def admit(self, builder: StepBuilder, sequence: Sequence) -> int:
         """Start the head of a tenant's line; the tokens dealt to it, 0 if it can't start."""
         self._lacking = 0
         kv, seq_id = self._kv, sequence.seq_id
@@ -227,7 +227,7 @@ class Admitter:
         prefix = self._runs.find_cached_prefix(sequence)
         computed = len(prefix[0]) * kv.block_size
         wanted = sequence.num_tokens - computed
-        count = self._limits.piece(draft, wanted)
+        count = self._limits.piece(builder, wanted)
         if count == 0 or (count < wanted and not self._config.enable_chunked_prefill):
             return 0
         quota = self._runs.quota_of(sequence)
@@ -243,8 +243,8 @@ class Admitter:
         kv.allocate(seq_id, quota, computed, count, prefix)
         kv.cache_full_blocks(seq_id, tokens, hashes, computed + count)
         self._note_start(sequence, computed)
-        draft.start(sequence, kv.tables(seq_id))
-        draft.deal(sequence, count)
+        builder.start(sequence, kv.tables(seq_id))
+        builder.deal(sequence, count)
         self._waiting.charge_prompt(sequence, count)
         return count
 

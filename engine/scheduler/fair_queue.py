@@ -77,8 +77,8 @@ class FairQueue(WaitingQueue):
         self._served_tokens += 1
         self._charge(sequence, OUTPUT_COST)
 
-    def charge_drafts(self, sequence: Sequence, num_tokens: int) -> None:
-        """A step computed drafts in vain: as much work as for tokens of a prompt."""
+    def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:
+        """See `WaitingQueue`: as much work as for tokens of a prompt."""
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:

@@ -29,8 +29,10 @@ class StepLimits:
         """Most tokens of one sequence in one step."""
         return min(self.token_budget, self.chunk) if self.chunked else self.token_budget
 
-    def piece(self, draft: StepBuilder, wanted: int) -> int:
+    def piece(self, builder: StepBuilder, wanted: int) -> int:
         """How many of the `wanted` next tokens of a prompt may be computed in a step."""
         if not self.chunked:
-            return min(wanted, draft.budget)
-        return min(wanted, draft.budget, self.chunk, self.share.chunk(wanted, draft.prefill_left))
+            return min(wanted, builder.budget)
+        return min(
+            wanted, builder.budget, self.chunk, self.share.chunk(wanted, builder.prefill_left)
+        )

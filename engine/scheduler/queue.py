@@ -118,8 +118,8 @@ class WaitingQueue(ABC):
     def charge_output(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence got one output token. Fair policies count it."""
 
-    def charge_drafts(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
-        """A step computed drafts of a sequence that didn't hold. Fair policies count them."""
+    def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
+        """A step computed tokens of a sequence that it didn't get. Fair policies count them."""
 
     # -- coming and going ---------------------------------------------------------------------
 

@@ -45,18 +45,18 @@ class RunningSet:
         self.quota_of(sequence).running += 1
         self.sequences.append(sequence)
 
-    def grow(self, draft: StepBuilder, index: int, count: int) -> int:
+    def grow(self, builder: StepBuilder, index: int, count: int) -> int:
         """Deal to a running sequence that may need blocks; the index of the one after it."""
         sequence = self.sequences[index]
         seq_id, computed = sequence.seq_id, sequence.num_computed_tokens
         quota = self.quota_of(sequence)
         self._kv.trim(seq_id, quota, computed)
         while not self._kv.can_allocate(seq_id, quota, computed, count):
-            victim = self._victim_for(draft, sequence, count)
+            victim = self._victim_for(builder, sequence, count)
             if victim is sequence and self.refuse_for_good(sequence, count):
                 return index
             index -= self.sequences.index(victim) < index
-            self.take_from(draft, victim)
+            self.take_from(builder, victim)
             if victim is sequence:
                 return index
         fresh = self._kv.allocate(seq_id, quota, computed, count)
@@ -64,18 +64,18 @@ class RunningSet:
             seq_id, sequence.token_ids, sequence.block_hashes, computed + count
         )
         if fresh:
-            draft.grow(sequence, fresh)
-        draft.deal(sequence, count)
+            builder.grow(sequence, fresh)
+        builder.deal(sequence, count)
         if not decodes(count):
             self._waiting.charge_prompt(sequence, count)
         return index + 1
 
-    def take_from(self, draft: StepBuilder, victim: Sequence) -> None:
+    def take_from(self, builder: StepBuilder, victim: Sequence) -> None:
         """Preempt a sequence, which this step may hold already."""
-        starts = draft.starts(victim)
-        if draft.take_back(victim):
+        starts = builder.starts(victim)
+        if builder.take_back(victim):
             self.forget(victim, victim.num_computed_tokens)
-        draft.preempted.add(victim.request.message.tenant)
+        builder.preempted.add(victim.request.message.tenant)
         self.preempt(victim)
         if starts:
             self.removed.pop()  # the worker never knew it
@@ -84,17 +84,17 @@ class RunningSet:
         """Uncache a running sequence's blocks from a token on: their content never came."""
         self._kv.forget(sequence.seq_id, sequence.block_hashes, num_tokens)
 
-    def _victim_for(self, draft: StepBuilder, sequence: Sequence, count: int) -> Sequence:
+    def _victim_for(self, builder: StepBuilder, sequence: Sequence, count: int) -> Sequence:
         """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
         quota = self.quota_of(sequence)
         needed = self._kv.needed(sequence.seq_id, sequence.num_computed_tokens, count)
         own_only = quota.used + needed > quota.maximum
-        return self.victim(quota, draft, own_only=own_only) or sequence
+        return self.victim(quota, builder, own_only=own_only) or sequence
 
     def victim(
         self,
         taker: TenantQuota,
-        draft: StepBuilder | None = None,
+        builder: StepBuilder | None = None,
         *,
         own_only: bool = False,
         over_share: bool = False,
@@ -109,15 +109,15 @@ class RunningSet:
             own_only=own_only,
             over_share=over_share,
             spares_first=spares_first,
-            lends=lambda sequence: draft is not None and self.lends(draft, sequence),
+            lends=lambda sequence: builder is not None and self.lends(builder, sequence),
         )
 
-    def lends(self, draft: StepBuilder, sequence: Sequence) -> bool:
+    def lends(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Whether another one, started in this step, reads what the sequence computes in it.
 
         Then it can't be taken out of the step any more: what the other one reads would never come.
         """
-        count = draft.dealt(sequence) if draft.plan.new else 0
+        count = builder.dealt(sequence) if builder.plan.new else 0
         first = sequence.num_computed_tokens - count
         return count > 0 and self._kv.shares(sequence.seq_id, first)
 

@@ -13,7 +13,7 @@ from engine.contract.protocol import EngineRequest
 from engine.kv_cache import KVLayout, TenantQuota, make_coordinator
 from engine.scheduler.admitter import Admitter
 from engine.scheduler.ahead import note_ahead
-from engine.scheduler.drafts import DraftSource
+from engine.scheduler.drafts import DraftRows
 from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
@@ -62,8 +62,7 @@ class Scheduler:
         by_priority = config.scheduling_policy != "fcfs"
         self._runs = RunningSet(self.kv, self.waiting, by_priority)
         self.running = self._runs.sequences
-        #: Who guesses at coming tokens, if anybody does.
-        self.drafts: DraftSource | None = None
+        self.drafts = DraftRows(self.kv, self.waiting, self._runs.quota_of)
         self._admitter = Admitter(config, self.kv, self.waiting, self._runs, self.limits)
         self._max_model_len = max_model_len
         #: Steps that were scheduled so far.
@@ -125,57 +124,15 @@ class Scheduler:
         self.num_steps += 1
         if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
-        draft = StepBuilder(self.num_steps, self.limits.token_budget, *self._prefill_room())
+        builder = StepBuilder(self.num_steps, self.limits.token_budget, *self._prefill_room())
         head = self.waiting.peek()
-        alone = head is not None and head.isolated and self._admitter.admit(draft, head)
+        alone = head is not None and head.isolated and self._admitter.admit(builder, head)
         if not alone:
-            self._admitter.deal_prompts(draft, self._schedule_decodes(draft))
-        if self.drafts is not None and draft.budget > 0:
-            self._add_drafts(draft, self.drafts)
-        draft.plan.removed = self._runs.take_removed()
-        draft.plan.appended, self._appended = self._appended, []
-        return draft.plan, draft.scheduled
-
-    # -- drafts -------------------------------------------------------------------------------
-
-    def _add_drafts(self, draft: StepBuilder, source: DraftSource) -> None:
-        """Give rows that decode drafts, from what is left of budget and pool."""
-        plan = draft.plan
-        decoding = [
-            (at, sequence)
-            for at, sequence in enumerate(draft.scheduled)
-            if decodes(plan.num_scheduled[at]) and sequence.num_output_tokens > 0
-        ]
-        found = source.propose([sequence for _, sequence in decoding], draft.budget)
-        for at, sequence in decoding if found else ():
-            drafts = found.get(sequence.seq_id)
-            if not drafts:
-                continue
-            seq_id, quota = sequence.seq_id, self._runs.quota_of(sequence)
-            computed, count = sequence.num_computed_tokens - 1, 1 + len(drafts)
-            if self.kv.can_allocate(seq_id, quota, computed, count):
-                if fresh := self.kv.allocate(seq_id, quota, computed, count):
-                    draft.grow(sequence, fresh)
-                draft.add_drafts(at, drafts)
-
-    def settle_drafts(
-        self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]
-    ) -> None:
-        """A step with drafts was run, and its rows got these tokens: what a draft that didn't hold
-        left in the cache is computed anew.
-        """
-        for sequence, found in zip(scheduled, token_ids, strict=True):
-            drafts = plan.drafts.get(sequence.seq_id)
-            if drafts is None:
-                continue
-            accepted = max(0, len(found) - 1)
-            sequence.num_computed_tokens -= len(drafts) - accepted
-            sequence.flight.num_drafts += 1
-            sequence.flight.num_draft_tokens += len(drafts)
-            sequence.flight.num_accepted_tokens += accepted
-            self.waiting.charge_drafts(sequence, len(drafts) - accepted)
-            if self.drafts is not None:
-                self.drafts.note(sequence, len(drafts), accepted)
+            self._admitter.deal_prompts(builder, self._schedule_decodes(builder))
+        self.drafts.add(builder)
+        builder.plan.removed = self._runs.take_removed()
+        builder.plan.appended, self._appended = self._appended, []
+        return builder.plan, builder.scheduled
 
     # -- beams --------------------------------------------------------------------------------
 
@@ -255,7 +212,7 @@ class Scheduler:
             {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )
 
-    def _schedule_decodes(self, draft: StepBuilder) -> list[Sequence]:
+    def _schedule_decodes(self, builder: StepBuilder) -> list[Sequence]:
         """Running sequences that decode, in order; the others, which have prompt left."""
         begun: list[Sequence] = []
         if self.config.scheduling_policy != "fcfs":
@@ -264,7 +221,7 @@ class Scheduler:
         index = 0
         block_size = self.config.block_size
         edges = (0, block_size - 1)
-        while index < len(self.running) and draft.budget > 0:
+        while index < len(self.running) and builder.budget > 0:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
             pending = len(sequence.token_ids) + sequence.num_placeholders - computed
@@ -275,7 +232,7 @@ class Scheduler:
             began = computed >= sequence.num_prompt_tokens
             if decode and began and computed % block_size not in edges:
                 # The usual decode: it neither needs a block nor fills one.
-                draft.deal_decode(sequence)
+                builder.deal_decode(sequence)
                 index += 1
                 continue
             if not decode:
@@ -283,7 +240,7 @@ class Scheduler:
                     begun.append(sequence)
                 index += 1
                 continue
-            index = self._runs.grow(draft, index, 1)
+            index = self._runs.grow(builder, index, 1)
         return begun
 
     def preempt(self, sequence: Sequence) -> None:

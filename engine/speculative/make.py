@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative import SpeculativeConfig
 from engine.models.facts import ModelFacts
-from engine.scheduler import StepPlan, StepResult
-from engine.speculative.draft_facts import DraftFacts
 from engine.speculative.draft_maker import DraftMaker
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.drafter import Drafter, Possible
 from engine.speculative.head_drafts import HeadDrafts
-from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
+from engine.speculative.host import DraftHost
 
 
 def make_drafter(
@@ -23,14 +19,10 @@ def make_drafter(
     *,
     overlaps: bool,
     possible: Possible | None = None,
-    draft: DraftFacts | None = None,
-    run: Callable[[StepPlan], StepResult] | None = None,
-    heads: HeadFacts | None = None,
-    draw: Callable[[HeadPlan], HeadResult] | None = None,
+    host: DraftHost,
 ) -> Drafter | None:
-    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `draft`:
-    the draft model that was loaded, whose steps `run` runs; `heads`: those that were, and `draw`
-    has them draw.
+    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `host`:
+    what was loaded beside the model.
 
     Raises `ConfigError` where drafts can't be checked.
     """
@@ -49,9 +41,9 @@ def make_drafter(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"
         )
     model: DraftMaker | None = None
-    if heads is not None and draw is not None:
-        model = HeadDrafts(heads, draw)
-    elif draft is not None and run is not None:
+    if host.heads is not None:
+        model = HeadDrafts(host.heads, host.draw)
+    elif host.model is not None:
         ends = facts.eos_token_ids
-        model = DraftModel(draft, run, config.block_size, config.max_num_seqs, ends)
+        model = DraftModel(host.model, host.execute, config.block_size, config.max_num_seqs, ends)
     return Drafter(wanted, facts.max_model_len, possible, model)

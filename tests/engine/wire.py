@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.contract.config import EngineConfig
+from engine.executor.drafts import DeviceDrafts
 from engine.executor.in_process import InProcessExecutor
 from engine.executor.outcome import Outcome
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -34,17 +36,25 @@ class _Sent:
         return self._outcome.exception()
 
 
-class WireExecutor(InProcessExecutor):
-    """The executor that engines of the tests run on."""
+class _SentDrafts(DeviceDrafts):
+    """Drafts whose plans and results come over the wire."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         return sent(super().execute(sent(plan)))
 
-    def execute_draft(self, plan: StepPlan) -> StepResult:
-        return sent(super().execute_draft(sent(plan)))
-
     def draw(self, plan: HeadPlan) -> HeadResult:
         return sent(super().draw(sent(plan)))
+
+
+class WireExecutor(InProcessExecutor):
+    """The executor that engines of the tests run on."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.drafts = _SentDrafts(self._begin)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return sent(super().execute(sent(plan)))
 
     def prepare(self, plan: StepPlan) -> None:
         super().prepare(sent(plan))

@@ -56,8 +56,8 @@ def test_logits_are_those_of_the_dequantised_base(
     model = executor.loaded.model  # type: ignore[attr-defined]
     read = read_adapter(adapter, Modules(model.spec))
     ref = AdapterRef(digest=read.digest, path=str(adapter))
-    executor.load_adapter(ref)
-    apart = executor._adapters.device[ref.digest]  # type: ignore[attr-defined]
+    executor.adapters.load(ref)
+    apart = executor.adapters.by_digest[ref.digest]  # type: ignore[attr-defined]
     merged = NativeDecoder(merged_spec(model.spec), model.ops, torch.float32, 64)
     merged.load(FloatWeights(Dequantised(folder, model), model.spec, read), lambda *_: None)
     merged.allocate_kv(4, 16, torch.float32)

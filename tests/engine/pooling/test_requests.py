@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from engine import LLM, PoolingParams
+from engine.contract.config import EngineConfig
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from engine.contract.protocol import EngineRequest
 from engine.contract.similarity import from_bytes, pair_up, similarity
-from engine.executor.in_process import InProcessExecutor
+from engine.devices.find import make_device
+from engine.executor.adapters import DeviceAdapters
 from engine.pooling.load import pooled_spec
 from engine.pooling.settings import PoolingSettings
 from tests.engine.pooling.models import TEXTS
@@ -216,15 +218,11 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
 
 
 def test_adapters_of_a_bridged_model_are_told_why() -> None:
-    here: Any = SimpleNamespace(
-        _config=SimpleNamespace(enable_lora=True),
-        device=SimpleNamespace(runs_adapters=True),
-        loaded=SimpleNamespace(
-            model=object(), spec=SimpleNamespace(architecture="LlamaForCausalLM")
-        ),
-    )
-    refusal = InProcessExecutor.adapter_refusal.fget(here)  # type: ignore[attr-defined]
-    assert refusal == (
+    config = EngineConfig(model="", device="cpu")
+    adapters = DeviceAdapters(config, make_device(config), {})
+    spec = SimpleNamespace(architecture="LlamaForCausalLM")
+    adapters.prepare(cast(Any, SimpleNamespace(model=object(), spec=spec)))
+    assert adapters.refusal == (
         "Adapters are for models that run on Quire's own decoders and encoders; this "
         "LlamaForCausalLM doesn't."
     )

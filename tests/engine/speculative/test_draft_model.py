@@ -126,7 +126,9 @@ def test_it_sleeps_with_the_model(model_folder: Folder, draft: Path) -> None:
     before = llm.generate(asked, params, use_tqdm=False)
     for level in (1, 2, 1):
         llm.sleep(level)
-        assert not llm.core.executor._draft._sleeper._loaded.model.__dict__.get("kv_caches")
+        assert not llm.core.executor.drafts.of_model._sleeper._loaded.model.__dict__.get(
+            "kv_caches"
+        )
         llm.wake_up()
         llm.core.reset_stats()
         assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(before)

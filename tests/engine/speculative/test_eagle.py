@@ -231,7 +231,7 @@ def test_it_sleeps_with_the_model(
     prompt = list(range(4, 60))
     before = llm.generate([prompt], BIASED, use_tqdm=False)
     llm.sleep(level)
-    assert (llm.core.executor._heads._heads is None) == (level == 2)
+    assert (llm.core.executor.drafts.of_heads._heads is None) == (level == 2)
     llm.wake_up()
     watch = watched(llm, folder, tensors)
     assert texts(llm.generate([prompt], BIASED, use_tqdm=False)) == texts(before)
@@ -311,7 +311,7 @@ def test_authors_say_which_it_is_in_the_name_alone(name: str, method: str) -> No
 def test_a_model_alone_says_what_it_is(model_folder: Folder, tmp_path: Path) -> None:
     head_folder = write(tmp_path / "EAGLE-tiny", *eagle_parts())
     llm = make(model_folder("llama"), speculative_config={"model": str(head_folder)})
-    assert llm.core.executor._heads._wanted.method == "eagle"
+    assert llm.core.executor.drafts.of_heads._wanted.method == "eagle"
     llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 0
 

@@ -172,7 +172,7 @@ def test_they_sleep_with_the_model(
     )  # fmt: skip
     before = llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     llm.sleep(level)
-    assert (llm.core.executor._heads._heads is None) == (level == 2)
+    assert (llm.core.executor.drafts.of_heads._heads is None) == (level == 2)
     llm.wake_up()
     llm.core.reset_stats()
     assert texts(llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)) == texts(before)
@@ -226,7 +226,7 @@ def test_a_model_alone_says_what_it_is(
     method: str, model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
 ) -> None:
     llm = make(model_folder("llama"), speculative_config={"model": str(heads[method][0])})
-    assert llm.core.executor._heads._wanted.method == method
+    assert llm.core.executor.drafts.of_heads._wanted.method == method
     llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
 

@@ -101,7 +101,7 @@ def test_a_layer_that_is_right_takes_the_model_ahead(tmp_path: Path) -> None:
 def test_copies_of_the_models_tables_are_shared_and_others_arent(glm: Path, tmp_path: Path) -> None:
     sizes = {}
     for kind, folder in (("copies", glm), ("own", glm_with_drafts(tmp_path, own_tables=True))):
-        heads = drafting(folder).core.executor._heads._heads
+        heads = drafting(folder).core.executor.drafts.of_heads._heads
         sizes[kind] = heads.nbytes
     tables = 2 * load_file(glm / "model.safetensors")["lm_head.weight"].nbytes
     assert sizes["own"] - sizes["copies"] >= tables
@@ -129,7 +129,7 @@ def test_nobody_reads_the_layer_who_does_not_draft_with_it(
 
 def test_the_layer_is_rounded_as_the_model_is(glm: Path) -> None:
     sizes = [
-        drafting(glm, quantization=each).core.executor._heads._heads.nbytes
+        drafting(glm, quantization=each).core.executor.drafts.of_heads._heads.nbytes
         for each in (None, "int8")
     ]
     assert sizes[1] < 0.5 * sizes[0]
@@ -139,7 +139,7 @@ def test_it_sleeps_with_the_model(glm: Path) -> None:
     llm = drafting(glm, enable_sleep_mode=True)
     before = llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)
     llm.sleep(2)
-    assert llm.core.executor._heads._heads is None
+    assert llm.core.executor.drafts.of_heads._heads is None
     llm.wake_up()
     watch = watched(llm, glm)
     assert texts(llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)) == texts(before)
