@@ -25,6 +25,7 @@ from engine.models.bridge.spec import BridgeSpec
 from engine.models.bridge.states import StateCache, gather, scatter
 from engine.models.context import AttentionContext
 from engine.models.experts import Weights
+from engine.scheduler.plan import decodes
 from kernels import KernelSet
 
 
@@ -161,9 +162,9 @@ class BridgeModel:
         if host.sequence_rows is None:
             raise RuntimeError("the step doesn't say whose sequences these are")
         owners: list[int] = host.sequence_rows.tolist()
-        decodes = [s for s, count in enumerate(counts) if count == 1 and first[s] > 0]
-        passes = [[s] for s in range(len(counts)) if s not in set(decodes)]
-        for sequences in ([decodes] if decodes else []) + passes:
+        decoding = [s for s, count in enumerate(counts) if decodes(count) and first[s] > 0]
+        passes = [[s] for s in range(len(counts)) if s not in set(decoding)]
+        for sequences in ([decoding] if decoding else []) + passes:
             caches = [self._state(owners[s], first[s]) for s in sequences]
             begin = [starts[s] for s in sequences]
             for at, count in self._strides(first[sequences[0]], counts[sequences[0]]):
