@@ -71,6 +71,28 @@ def test_clients_of_redis_are_made_in_one_place() -> None:
     assert found == {"engine/contract/redis_clients.py"}
 
 
+#: Where it's known which device it is.
+DEVICES = ("engine/devices/", "engine/worker/cuda/", "engine/bench/")
+
+
+def test_the_engine_asks_what_a_device_can_do_and_never_which_it_is() -> None:
+    found = []
+    for path in sorted((ROOT / "engine").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(DEVICES):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Compare):
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                asks = any(side.endswith((".type", "device", "device.name")) for side in sides)
+                if asks and any(side in ("'cuda'", "'cpu'", "'meta'") for side in sides):
+                    found.append(f"{name}:{node.lineno}")
+            knows = isinstance(node, ast.ImportFrom) and "worker.cuda" in (node.module or "")
+            if knows or (isinstance(node, ast.Attribute) and node.attr == "is_cuda"):
+                found.append(f"{name}:{node.lineno}")
+    assert found == []
+
+
 def test_errors_are_one_family_in_which_each_has_a_name_of_its_own() -> None:
     classes = [
         (node.name, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
