@@ -22,8 +22,8 @@ Pin = Callable[[Tensor], Callable[[], None]]
 def tensors_of(root: object) -> Iterator[Tensor]:
     """Every tensor that is reached from an object, each once.
 
-    The way leads through containers, modules of torch, what closures, methods and partials hold,
-    and the fields of our own objects; not through sets of kernels, which models share.
+    The way leads through containers, modules of torch, methods and partials, and the fields of our
+    own objects; not through sets of kernels, which models share. No closure of ours holds a tensor.
     """
     seen: set[int] = set()
     left = [root]
@@ -46,22 +46,12 @@ def _inside(found: Any) -> list[Any]:
         return list(found)
     if isinstance(found, types.MethodType):
         return [found.__self__]
-    if isinstance(found, types.FunctionType):
-        cells = [cell.cell_contents for cell in found.__closure__ or () if _filled(cell)]
-        return cells + list(found.__defaults__ or ())
     if isinstance(found, functools.partial):
         return [found.func, *found.args, *found.keywords.values()]
-    if isinstance(found, KernelSet | type | types.ModuleType):
+    if isinstance(found, KernelSet | type | types.FunctionType | types.ModuleType):
         return []
     ours = type(found).__module__.partition(".")[0] in _OURS
     return _fields(found) if ours or isinstance(found, nn.Module) else []
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that its function hasn't bound
-        return False
 
 
 def _fields(found: Any) -> list[Any]:

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
+from engine.devices import held
 from engine.devices.held import HostCopy, tensors_of
 from tests.engine.models import Oracle, make_model
+from tests.engine.pooling.models import make
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -45,18 +47,40 @@ def test_tensors_are_found_wherever_they_are_held() -> None:
     slots.back = slots  # a circle
     root = [
         slots,
-        (lambda: made[1]).__get__(Method(made[2])),
-        Method(made[3]).call,
+        Method(made[1]).call,
+        functools.partial(Method(made[2]).call, made[3]),
         functools.partial(print, made[4], file=made[5]),
         {"a": {"b": (made[6],)}},
         torch.nn.ModuleList([torch.nn.Linear(1, 1)]),
         slots,
     ]
-    root[1] = (lambda tensor: lambda: tensor)(made[1])
     found = list(tensors_of(root))
     values = {float(tensor[0]) for tensor in found if tensor.dim() == 1 and len(tensor) == 2}
-    assert values == {0.0, 1.0, 3.0, 4.0, 5.0, 6.0}
-    assert len(found) == len({id(tensor) for tensor in found}) == 8  # with the module's two
+    assert values == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
+    assert len(found) == len({id(tensor) for tensor in found}) == 9  # with the module's two
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("bert", "Model"), ("modernbert", "ForSequenceClassification"), ("", "")]
+)
+def test_no_closure_of_a_model_or_its_pooler_holds_a_tensor(
+    kind: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoders, heads and bridged models don't name their tensors, as decoders do."""
+    folder = make(kind, tmp_path, head) if kind else make_model("llama", tmp_path)
+    impl = "auto" if kind else "transformers"
+    llm = LLM(str(folder), dtype="float32", max_model_len=32, cpu_kernels=False, model_impl=impl)
+    loaded = llm.core.executor.loaded
+    found = {id(tensor) for tensor in tensors_of([loaded.model, loaded.pooler])}
+    inside = held._inside
+
+    def with_closures(one: Any) -> list[Any]:
+        cells = getattr(one, "__closure__", None) or ()
+        return [cell.cell_contents for cell in cells] or inside(one)
+
+    monkeypatch.setattr(held, "_inside", with_closures)
+    assert {id(tensor) for tensor in tensors_of([loaded.model, loaded.pooler])} == found
+    assert found
 
 
 def test_what_is_not_ours_is_not_searched() -> None:
