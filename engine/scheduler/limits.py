@@ -29,8 +29,12 @@ class StepLimits:
         """Most tokens of one sequence in one step."""
         return min(self.token_budget, self.chunk) if self.chunked else self.token_budget
 
-    def piece(self, draft: StepBuilder, wanted: int) -> int:
-        """How many of the `wanted` next tokens of a prompt may be computed in a step."""
+    def piece(self, draft: StepBuilder, wanted: int, computed: int) -> int:
+        """How many of the `wanted` next tokens of a prompt may be computed in a step.
+
+        `computed`: tokens before them.
+        """
         if not self.chunked:
             return min(wanted, draft.budget)
-        return min(wanted, draft.budget, self.chunk, self.share.chunk(wanted, draft.prefill_left))
+        part = self.share.chunk(wanted, draft.prefill.tokens(computed))
+        return min(wanted, draft.budget, self.chunk, part)
