@@ -263,7 +263,8 @@ class EngineCore:
         if begun is not None and not self._most_in_flight:
             seconds = time.perf_counter() - started
             if self.pace is not None:
-                self.pace.note(begun.plan, seconds)
+                load = self.scheduler.prompt_load
+                self.pace.note(load, begun.plan.num_decodes, seconds)
             if self.drafter is not None:
                 self.drafter.note_step(begun.plan, seconds)
         return deltas

@@ -29,10 +29,12 @@ class StepLimits:
         """Most tokens of one sequence in one step."""
         return min(self.token_budget, self.chunk) if self.chunked else self.token_budget
 
-    def piece(self, builder: StepBuilder, wanted: int) -> int:
-        """How many of the `wanted` next tokens of a prompt may be computed in a step."""
+    def piece(self, builder: StepBuilder, wanted: int, computed: int) -> int:
+        """How many of the `wanted` next tokens of a prompt may be computed in a step.
+
+        `computed`: tokens before them.
+        """
         if not self.chunked:
             return min(wanted, builder.budget)
-        return min(
-            wanted, builder.budget, self.chunk, self.share.chunk(wanted, builder.prefill_left)
-        )
+        part = self.share.chunk(wanted, builder.prefill.tokens(computed))
+        return min(wanted, builder.budget, self.chunk, part)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.scheduler.plan import StepPlan, decodes
-from engine.scheduler.prefill_share import LEAST_OF_A_START
+from engine.scheduler.prefill_room import PromptLoad
 from engine.scheduler.scheduler import Scheduler
 
 #: Prompt tokens of a step below which its time says too little of them; and the least share: fewer
@@ -18,55 +17,63 @@ LEAST_TOKENS = 32
 _NEW = 0.1
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
+#: The longest `PrefillShare.reach`: of a model that reads no context, there's still some to learn.
+_LONGEST_REACH = 1 << 14
 
 
 class PrefillPace:
-    """Keeps the most prompt tokens beside decodes at what is computed in a given time.
+    """Keeps prompts beside decodes at what is computed in a given time.
 
     Attributes:
         seconds_per_token: of prompts, beside what the decodes of the same step take.
+        seconds_per_read: what each token that stands before it adds to that.
     """
 
-    def __init__(self, scheduler: Scheduler, seconds_per_token: float, limit: float) -> None:
-        """`seconds_per_token`: to begin with; `limit`: seconds for the prompt tokens of a step."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        seconds_per_token: float,
+        limit: float,
+        seconds_per_read: float = 0.0,
+    ) -> None:
+        """Both paces are to begin with; `limit`: seconds for the prompt tokens of a step."""
         self._scheduler, self._limit = scheduler, limit
         self.seconds_per_token = seconds_per_token
+        self.seconds_per_read = seconds_per_read
         #: Of a step of decodes alone; 0: none yet.
         self._decode_seconds = 0.0
         self._set()
 
-    def note(self, plan: StepPlan, seconds: float) -> None:
+    def note(self, load: PromptLoad, num_decodes: int, seconds: float) -> None:
         """Take a step's time into account."""
-        prompt_tokens = _prompt_load(plan)
-        if not prompt_tokens:
+        if not load.tokens:
             before = self._decode_seconds or seconds
-            self._decode_seconds = _moved(before, seconds)
-        elif prompt_tokens >= LEAST_TOKENS:
-            beside = self._decode_seconds if plan.num_decodes else 0.0
-            taken = max(0.0, seconds - beside) / prompt_tokens
-            self.seconds_per_token = _moved(self.seconds_per_token, taken)
+            self._decode_seconds = before * _step(seconds / before, 1.0)
+        elif load.tokens >= LEAST_TOKENS:
+            beside = self._decode_seconds if num_decodes else 0.0
+            self._learn(load, max(0.0, seconds - beside))
             self._set()
 
+    def _learn(self, load: PromptLoad, seconds: float) -> None:
+        """What was longer or shorter than foreseen goes to both paces, by what each foresaw."""
+        reading = load.reads * self.seconds_per_read
+        foreseen = load.tokens * self.seconds_per_token + reading
+        ratio, part = seconds / foreseen, reading / foreseen
+        self.seconds_per_token *= _step(ratio, 1 - part)
+        self.seconds_per_read *= _step(ratio, part)
+
     def _set(self) -> None:
-        most = max(LEAST_TOKENS, int(self._limit / self.seconds_per_token))
-        self._scheduler.limits.share = replace(self._scheduler.limits.share, most=most)
+        per_token = self.seconds_per_token
+        self.seconds_per_read = max(self.seconds_per_read, per_token / _LONGEST_REACH)
+        limits = self._scheduler.limits
+        limits.share = replace(
+            limits.share,
+            most=max(LEAST_TOKENS, int(self._limit / per_token)),
+            reach=max(1, round(per_token / self.seconds_per_read)),
+        )
 
 
-def _prompt_load(plan: StepPlan) -> int:
-    """Its prompt tokens, as they count beside decodes."""
-    if not plan.new:
-        return plan.num_prompt_tokens
-    started = {each.seq_id for each in plan.new}
-    load = 0
-    for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True):
-        if seq_id in started:
-            load += max(count, LEAST_OF_A_START)
-        elif not decodes(count, len(plan.drafts.get(seq_id, ()))):
-            load += count
-    return load
-
-
-def _moved(average: float, value: float) -> float:
-    """The average with a new value."""
-    bounded = min(max(value, average / _OUTLIER), average * _OUTLIER)
-    return average + _NEW * (bounded - average)
+def _step(ratio: float, weight: float) -> float:
+    """By how much an average moves for a value that is so many times as large."""
+    bounded = min(max(ratio, 1 / _OUTLIER), _OUTLIER)
+    return 1 + _NEW * weight * (bounded - 1)

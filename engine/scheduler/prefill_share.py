@@ -31,11 +31,16 @@ class PrefillShare:
             (with 72) for each that decodes, be it more than `most`: a request brings some prompt
             tokens for each that it decodes, and if a step takes in fewer, prompts wait the longer
             the more wait, for the decodes of others who came before them.
+        reach: attention reads all that stands before a token, and so many tokens of this context
+            take as long as the token itself: a prompt's later tokens count for more than its first
+            ones, and so does a start that was found in the cache. But `least` are tokens, wherever
+            they stand. 0: context counts for nothing.
     """
 
     most: int
     full_at: int = 0
     least: int = 72
+    reach: int = 0
 
     def of(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """The share of a step.
@@ -48,9 +53,16 @@ class PrefillShare:
             return self.most
         by_decodes = self.most * num_decodes // self.full_at
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
+        wanted = min(self.most, max(by_decodes, by_prompts))
+        return max(wanted, self.least_of(num_decodes))
+
+    def least_of(self, num_decodes: int) -> int:
+        """Prompt tokens of a step that go beside so many decodes, whatever they take."""
+        if not self.full_at:
+            return 0
         filled = max(self.least - num_decodes, 1)
         sustained = self.least * num_decodes // _LEAST_BESIDE - num_decodes
-        return max(min(self.most, max(by_decodes, by_prompts, filled)), sustained)
+        return max(min(self.most, filled), sustained)
 
     def chunk(self, wanted: int, left: int) -> int:
         """Tokens of a prompt in a step that has room for some of them.

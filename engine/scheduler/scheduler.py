@@ -17,6 +17,7 @@ from engine.scheduler.drafts import DraftRows
 from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
+from engine.scheduler.prefill_room import PrefillRoom, PromptLoad
 from engine.scheduler.prefill_share import LEAST_OF_A_START, PrefillShare
 from engine.scheduler.running import RunningSet
 from engine.scheduler.sequence import Sequence, Status
@@ -67,6 +68,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         #: Steps that were scheduled so far.
         self.num_steps = 0
+        #: Work for prompts in the step that was scheduled last.
+        self.prompt_load = PromptLoad()
         self._appended: list[tuple[int, int]] = []
 
     def concurrency(self, num_tokens: int) -> float:
@@ -124,7 +127,8 @@ class Scheduler:
         self.num_steps += 1
         if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
-        builder = StepBuilder(self.num_steps, self.limits.token_budget, *self._prefill_room())
+        builder = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_room())
+        self.prompt_load = builder.prefill.load
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(builder, head)
         if not alone:
@@ -252,14 +256,11 @@ class Scheduler:
         for sequence in reversed(list(self.running)):
             self._runs.preempt(sequence)
 
-    def _prefill_room(self) -> tuple[int, int]:
-        """Prompt tokens that this step may hold, and what a prompt that starts counts as at least.
-
-        The budget, unless a sequence decodes in the step.
-        """
+    def _prefill_room(self) -> PrefillRoom:
+        """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
         share, budget = self.limits.share, self.limits.token_budget
         if not share.full_at and share.most >= budget:  # no bound: nothing to count
-            return budget, 1
+            return PrefillRoom(budget)
         num_decodes, pending = 0, 0
         for sequence in self.running:
             left = len(sequence.token_ids) + sequence.num_placeholders
@@ -269,6 +270,7 @@ class Scheduler:
             else:
                 pending += left
         if not num_decodes:
-            return budget, 1
+            return PrefillRoom(budget)
         room = share.of(num_decodes, pending + self.waiting.num_tokens)
-        return min(room, budget), LEAST_OF_A_START
+        least = min(share.least_of(num_decodes), budget)
+        return PrefillRoom(min(room, budget), least, LEAST_OF_A_START, share.reach)

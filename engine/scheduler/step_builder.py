@@ -6,6 +6,7 @@ from engine.contract.adapters import digest_of
 from engine.contract.protocol import MOST_CHUNKS
 from engine.kv_cache import Block
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
+from engine.scheduler.prefill_room import PrefillRoom
 from engine.scheduler.sequence import Sequence
 
 
@@ -14,19 +15,15 @@ class StepBuilder:
 
     Attributes:
         budget: tokens that may still be dealt.
-        prefill_left: prompt tokens among them.
-        least_of_a_start: a prompt that starts counts as so many of these, be it fewer.
+        prefill: prompt tokens among them.
         preempted: tenants of whose running sequences one had to make room in this step.
     """
 
-    def __init__(
-        self, step: int, budget: int, prefill_left: int, least_of_a_start: int = 1
-    ) -> None:
+    def __init__(self, step: int, budget: int, prefill: PrefillRoom) -> None:
         self.plan = StepPlan(step)
         self.scheduled: list[Sequence] = []
         self.budget = budget
-        self.prefill_left = prefill_left
-        self.least_of_a_start = least_of_a_start
+        self.prefill = prefill
         self.preempted: set[str] = set()
         self._started: set[int] = set()
 
@@ -37,9 +34,11 @@ class StepBuilder:
         plan.num_scheduled.append(count)
         self.scheduled.append(sequence)
         self.budget -= count
+        starts = self.starts(sequence)
+        if starts or not decodes(count):
+            self.prefill.take(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
         sequence.flight.num_steps += 1
-        self.prefill_left -= self._prefill_cost(sequence, count)
         known = len(sequence.token_ids)
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             flight = sequence.flight
@@ -78,11 +77,13 @@ class StepBuilder:
         if sequence not in self.scheduled:
             return 0
         at = self.scheduled.index(sequence)
-        self.prefill_left += self._prefill_cost(sequence, self.plan.num_scheduled[at])
+        starts, count = self.starts(sequence), self.plan.num_scheduled[at]
+        if starts or not decodes(count):
+            self.prefill.give_back(count, sequence.num_computed_tokens - count, starts=starts)
         del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
         self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
         self._started.discard(sequence.seq_id)
-        count = self.plan.num_scheduled.pop(at)
+        del self.plan.num_scheduled[at]
         self.plan.new_blocks = [
             entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
         ]
@@ -97,12 +98,6 @@ class StepBuilder:
         sequence.num_computed_tokens -= count
         sequence.flight.num_steps -= 1
         return count
-
-    def _prefill_cost(self, sequence: Sequence, count: int) -> int:
-        """What a row takes of the share of prompts."""
-        if self.starts(sequence):
-            return max(count, self.least_of_a_start)
-        return 0 if decodes(count) else count
 
     def dealt(self, sequence: Sequence) -> int:
         """Tokens of a sequence that the step computes, 0 if none."""

@@ -28,6 +28,10 @@ _LEAST_TOKENS = 72
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
 _PATIENCE_S = 0.5
+#: A prompt that tells what context costs, if it takes no longer than this; else so many tokens of
+#: it are taken to cost as much as a token, until more is known.
+_LONG_PROMPT, _LONG_PROMPT_S = 512, 0.15
+_REACH = 2048
 #: Where drafts are checked: steps to time of each width at once, how often, how wide, and for how
 #: long at most.
 _TIMED_STEPS = 3
@@ -52,7 +56,8 @@ def warm_up(core: EngineCore) -> None:
         full_at = _FULL_SHARE_AT if is_on("prefill-by-load") else 0
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
-        core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
+        per_read = _seconds_per_read(core, room - 1, seconds)
+        core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES, per_read)
     if core.drafter is not None:
         _time_drafts(core, core.drafter, prompt, room)
         _time_widths(core, core.drafter, prompt, room)
@@ -74,13 +79,28 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
     best, began = 1.0, time.perf_counter()
     for tokens in (min(tokens, room, core.capacity.token_budget) for tokens in _TIMED_TOKENS):
         for _ in range(_TIMES):
-            core.reset_prefix_cache()
-            started = time.perf_counter()
-            _run(core, tokens, 1, 0.0)
-            best = min(best, (time.perf_counter() - started) / tokens)
+            best = min(best, _prompt_seconds(core, tokens) / tokens)
             if time.perf_counter() - began > _PATIENCE_S:
                 return best
     return best
+
+
+def _seconds_per_read(core: EngineCore, room: int, per_token: float) -> float:
+    """What each token before it adds to the time that a prompt's token takes."""
+    tokens, short = min(_LONG_PROMPT, room, core.capacity.token_budget), max(_TIMED_TOKENS)
+    if tokens < 2 * short or tokens * per_token > _LONG_PROMPT_S:
+        return per_token / _REACH
+    best = min(_prompt_seconds(core, tokens) for _ in range(_TIMES)) / tokens
+    # `per_token` holds some context, too: half of a short prompt's tokens.
+    return max(0.0, best - per_token) / ((tokens - short) / 2)
+
+
+def _prompt_seconds(core: EngineCore, tokens: int) -> float:
+    """What a prompt of so many tokens takes in a step of its own."""
+    core.reset_prefix_cache()
+    started = time.perf_counter()
+    _run(core, tokens, 1, 0.0)
+    return time.perf_counter() - started
 
 
 def _time_drafts(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -50,7 +51,7 @@ class Slot:
 
     Args:
         command: its process; another command for the same replica id is another slot.
-        served_model_id: its row in the catalogue. asked: when that was written last.
+        served_model_id, model_name: its row in the catalogue. asked: when that was written last.
         log: keeps the end of what it writes; None: it writes to our own standard error alone.
     """
 
@@ -61,15 +62,19 @@ class Slot:
         command: Sequence[str],
         *,
         drain_seconds: float,
+        model_name: str = "",
         cwd: str | None = None,
         asked: datetime | None = None,
         clock: Callable[[], float] = time.monotonic,
         log: ReplicaLog | None = None,
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
+        self.model_name = model_name
         self.command, self.cwd, self.asked = list(command), cwd, asked
         self.process: ManagedProcess | None = None
         self.last_pid = 0
+        #: An incarnation in the place of that which the process hasn't told yet.
+        self.mark = ""
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
         self._log, self._killed_because = log, ""
@@ -106,7 +111,7 @@ class Slot:
         self.process = self._spawn()
         if self.last_pid:
             self.restarts += 1
-        self.last_pid = self.process.pid
+        self.last_pid, self.mark = self.process.pid, f"coming-{uuid.uuid4().hex}"
         self.exit_detail, self.ready_since = "", None
         logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
 

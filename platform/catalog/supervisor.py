@@ -18,6 +18,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.db.models import Q
 
 from catalog import deaths
+from catalog.coming import is_silent, say_coming
 from catalog.engine_command import replica_command
 from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.idling import IdleWatch, let_go
@@ -148,6 +149,7 @@ class Supervisor:
             model.pk,
             command,
             drain_seconds=self.drain_seconds,
+            model_name=model.name,
             cwd=str(settings.BASE_DIR),
             asked=model.changed_at,
             log=ReplicaLog(self._redis, self.prefix, replica_id),
@@ -211,6 +213,8 @@ class Supervisor:
         slot.start_if_due(occupied)
         if slot.process is not None and slot.process is not before:
             deaths.watch(slot.process, slot.replica_id, self._redis, self.prefix)
+        if is_silent(slot, beat):
+            say_coming(self._redis, self.prefix, slot)
 
     def _write_rows(self) -> None:
         sightings = [self._sighting(slot) for slot in self.slots.values()]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.scheduler.prefill_room import PrefillRoom
 from engine.scheduler.prefill_share import PrefillShare
 from engine.scheduler.step_builder import StepBuilder
 from tests.engine.helpers import Driver
@@ -170,11 +171,50 @@ def test_prompts_that_were_cached_start_at_once_where_nobody_decodes() -> None:
 
 def test_a_start_that_is_taken_back_leaves_its_share_to_others() -> None:
     driver = Driver(100, 512)
-    draft = StepBuilder(1, 512, 64, least_of_a_start=8)
+    draft = StepBuilder(1, 512, PrefillRoom(64, least_of_a_start=8))
     sequence = driver.add([1])
     draft.start(sequence, [])
     draft.deal(sequence, 1)
-    assert draft.prefill_left == 56
+    assert draft.prefill.left == 56
     draft.take_back(sequence)
-    assert draft.prefill_left == 64
+    assert draft.prefill.left == 64
     assert not draft.starts(sequence)
+    assert (draft.prefill.load.tokens, draft.prefill.load.reads) == (0, 0)
+
+
+@pytest.mark.parametrize("context", [0, 100, 3000])
+def test_tokens_behind_a_context_take_more_of_the_room(context: int) -> None:
+    room = PrefillRoom(400, reach=250)
+    count = room.tokens(context)
+    assert 0 < count <= 400 / (1 + context / 250)
+    room.take(count, context, starts=False)
+    # One token more would have been too much.
+    assert 0 <= room.left < 1 + (context + 400) / 250
+    room.give_back(count, context, starts=False)
+    assert room.left == 400
+
+
+def test_some_tokens_fit_whatever_they_take() -> None:
+    room = PrefillRoom(100, least=60, reach=10)
+    assert room.tokens(5000) == 60
+    room.take(50, 5000, starts=False)
+    assert room.left < 0
+    assert (room.tokens(5000), room.tokens(0)) == (10, 10)
+
+
+def test_cached_prompts_that_start_are_fewer_the_more_they_read() -> None:
+    started = []
+    for cached in (64, 1600):
+        share = PrefillShare(320, full_at=32, least=16, reach=100)
+        driver = Driver(4000, 512, prefill_share=share, max_num_seqs=300)
+        prompt = list(range(cached + 8))
+        first = driver.add(prompt)
+        while not first.num_output_tokens:
+            driver.step()
+        driver.scheduler.finish(first, "stop")
+        decoding(driver, 1)
+        for _ in range(200):
+            driver.add([*prompt, 1, 2, 3, 4, 5, 6, 7, 8], max_tokens=1)
+        started.append(len(driver.step().new))
+    few, fewest = started
+    assert 1 <= fewest < few

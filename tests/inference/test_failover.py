@@ -13,7 +13,7 @@ from engine.contract import protocol
 from engine.contract.numerics import Numerics
 from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
 from engine.text import Tokenizer, render_chat
-from inference.engine_client import get_engine_client
+from inference.engine_client import failover, get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
@@ -179,6 +179,21 @@ async def test_an_error_after_the_first_byte_is_the_streams_last_event(
     (usage,) = await gateway.usage()
     assert (usage.status, usage.completion_tokens, usage.finish_reason) == (503, 9, "error")
     assert usage.prompt_tokens > 0
+
+
+async def test_a_stream_that_has_begun_waits_longer_while_a_replica_loads(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    monkeypatch.setattr(failover, "LOADING_IS_WORTH", 1000)
+    first = gateway.fake(die_after=9)
+    async with first:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        async with gateway.fake(load_seconds=1.0):
+            await expire(gateway, first)
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from django.db import OperationalError
@@ -244,6 +245,39 @@ def test_a_death_is_told_at_once_and_its_heartbeat_goes(
         news = protocol.decode_news(message["data"])
         assert news == ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation)
         assert client.get(protocol.replica_key(row.replica_id, supervisor.prefix)) is None
+
+
+def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(
+    supervisor: Supervisor, folder: str, live_redis: str
+) -> None:
+    supervisor.program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    key = protocol.replica_key(replica_id_of(model, 0, "here"), supervisor.prefix)
+    with redis.Redis.from_url(live_redis) as client:
+        tick_until(supervisor, lambda: client.exists(key), "it's said to be coming")
+        data = client.get(key)
+        assert isinstance(data, bytes)
+        beat = protocol.decode_heartbeat(data)
+        pid = supervisor.slots[beat.replica_id].last_pid
+        assert (beat.state, beat.model.name, beat.pid) == ("loading", "m", pid)
+        # Again and again, until it speaks itself: what it says is left alone.
+        client.delete(key)
+        tick_until(supervisor, lambda: client.exists(key), "it's said again")
+        own = msgspec.structs.replace(beat, incarnation="its own", at=beat.at + 1)
+        client.set(key, protocol.encode(own))
+        for _ in range(5):
+            supervisor._next_sync = 0.0
+            supervisor.tick()
+        assert client.get(key) == protocol.encode(own)
+        # And nobody waits for one that died before it spoke.
+        client.delete(key)
+        tick_until(supervisor, lambda: client.exists(key), "it's said again")
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while (left := client.get(key)) is not None and time.monotonic() < deadline:
+            assert protocol.decode_heartbeat(left).pid == pid  # no tick: no successor
+            time.sleep(0.02)
+        assert left is None
 
 
 def test_changed_settings_replace_one_replica_at_a_time(
