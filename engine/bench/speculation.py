@@ -25,6 +25,21 @@ from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM
 from engine.serving.warmup import warm_up
 
+_COUNTRIES = (
+    "France", "Poland", "Oman", "Kenya", "Japan", "Peru", "Malta", "China", "Norway", "Laos",
+)  # fmt: skip
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
 _HEROES = ("fairy", "pirate", "bear", "snail", "wizard", "queen", "miller", "fox", "robot", "giant")
 Conversation = list[dict[str, str]]
 
@@ -40,8 +55,22 @@ def _story(rng: random.Random, llm: LLM) -> Conversation:
 
 
 def _echo(rng: random.Random, llm: LLM) -> Conversation:
-    words = " ".join(rng.sample(_HEROES, 6))  # more is beyond the demo model
+    words = " ".join(rng.sample(_COUNTRIES, 8))  # more is beyond the demo model
     return [{"role": "user", "content": f"Repeat after me: {words}"}]
+
+
+def _agent(rng: random.Random, llm: LLM) -> Conversation:
+    told: Conversation = []
+    *before, last = rng.sample(("Paris", "London", "Rome", "Madrid", "Oslo", "Vienna"), 4)
+    for city in before:
+        call = json.dumps({"name": "get_weather", "arguments": {"city": city}})
+        found = json.dumps({"temperature": rng.randrange(30), "condition": "sunny"})
+        told += [
+            {"role": "user", "content": f"What is the weather in {city}?"},
+            {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+            {"role": "tool", "content": found},
+        ]
+    return [*told, {"role": "user", "content": f"What is the weather in {last}?"}]
 
 
 def _sum(rng: random.Random, llm: LLM) -> Conversation:
@@ -55,11 +84,12 @@ def _loop(rng: random.Random, llm: LLM) -> str:
     return text[start : start + 400]
 
 
-#: What the answers are like: as the conversation has them already (perhaps, or surely), like each
-#: other, like nothing. "loop" goes on with a page of the documentation, which the demo model can't:
-#: it goes round in circles, as agents do.
+#: What the answers are like: as a call before but for a word, as a story before (perhaps), as the
+#: question, like each other, like nothing. "loop" goes on with a page of the documentation, which
+#: the demo model can't: it goes round in circles.
 KINDS: dict[str, Callable[[random.Random, LLM], Any]] = {
     "again": _again,
+    "agent": _agent,
     "echo": _echo,
     "loop": _loop,
     "story": _story,

@@ -55,7 +55,7 @@ class SpeculativeConfig:
 
     method: str
     num_speculative_tokens: int = 8
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 4
     suffix_decoding_max_cached_requests: int = 1000
     disable_by_batch_size: int = 0

@@ -17,6 +17,7 @@ from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.protocol import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
+from engine.core.draft_timing import time_drafts
 from engine.core.engine_core import EngineCore
 from engine.core.profile import Profile
 from engine.core.stats_log import StatsLog
@@ -58,6 +59,7 @@ class LLMEngine:
         self.threads = TorchThreads()
         with self.threads.at_work():
             self.core = EngineCore(config)
+            time_drafts(self.core)
         tokenizer = self.core.facts.tokenizer
         if tokenizer is not None and config.chat_template:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import time
 
-from engine.contract.pooling_params import GENERATE, PoolingParams
-from engine.contract.protocol import WARM_UP, EngineRequest
-from engine.contract.sampling_params import SamplingParams
+from engine.core.draft_timing import time_drafts
 from engine.core.engine_core import EngineCore
+from engine.core.trial import PROMPT_TOKENS, run_trial
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
-from engine.speculative.drafter import Drafter
 from kernels.ablations import is_on
 
-_PROMPT_TOKENS = 8
 _OUTPUT_TOKENS = 3
 #: How long the prompt tokens that share a step with decodes may take at most.
 _SECONDS_BESIDE_DECODES = 0.09
@@ -32,25 +29,17 @@ _PATIENCE_S = 0.5
 #: it are taken to cost as much as a token, until more is known.
 _LONG_PROMPT, _LONG_PROMPT_S = 512, 0.15
 _REACH = 2048
-#: Where drafts are checked: steps to time of each width at once, how often, how wide, and for how
-#: long at most.
-_TIMED_STEPS = 3
-_TIMED_ROUNDS = 2
-_WIDEST = 64
-_WIDTHS_PATIENCE_S = 2.0
-#: Steps with a draft model's drafts: those that build what they need, and then those that tell.
-_DRAFTED_STEPS = 6
 
 
 def warm_up(core: EngineCore) -> None:
     """Run requests through the engine and leave no trace of them."""
     room = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
-    prompt = min(_PROMPT_TOKENS, room - 1)
+    prompt = min(PROMPT_TOKENS, room - 1)
     if prompt < 1:
         return
     output = min(_OUTPUT_TOKENS, room - prompt)
     for temperature in (0.0, 1.0):
-        _run(core, prompt, output, temperature)
+        run_trial(core, prompt, output, temperature)
     if _sets_share(core):
         seconds = _seconds_per_token(core, room - 1)
         full_at = _FULL_SHARE_AT if is_on("prefill-by-load") else 0
@@ -58,10 +47,7 @@ def warm_up(core: EngineCore) -> None:
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
         per_read = _seconds_per_read(core, room - 1, seconds)
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES, per_read)
-    if core.drafter is not None:
-        _time_drafts(core, core.drafter, prompt, room)
-        _time_widths(core, core.drafter, prompt, room)
-        core.drafter.start_over()
+    time_drafts(core)
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.forget_idle()
     core.reset_stats()
@@ -99,67 +85,5 @@ def _prompt_seconds(core: EngineCore, tokens: int) -> float:
     """What a prompt of so many tokens takes in a step of its own."""
     core.reset_prefix_cache()
     started = time.perf_counter()
-    _run(core, tokens, 1, 0.0)
+    run_trial(core, tokens, 1, 0.0)
     return time.perf_counter() - started
-
-
-def _time_drafts(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
-    """Drafts of a model, if it has any: else one that was slow at first might never be tried."""
-    if drafter.model is None or room - prompt < 2:
-        return
-    drafter.timing = True
-    for _ in range(2):
-        drafter.costs.forget()
-        drafter.model.costs.forget()
-        _run(core, prompt, room - prompt, most_steps=1 + _DRAFTED_STEPS)
-    drafter.timing = False
-
-
-def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
-    """Steps of several widths: what checking drafts costs is known before anybody waits for it."""
-    began = time.perf_counter()
-    most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
-    output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks
-    blocks = core.scheduler.kv.most_blocks(prompt + output, prompt)
-    for _ in range(_TIMED_ROUNDS):  # a machine that was slow for one of them is no measure
-        width = 1
-        while output > 1 and width <= most and width * blocks <= held:
-            _run(core, prompt, output, outputs=width)
-            width *= 2
-            if time.perf_counter() - began > _WIDTHS_PATIENCE_S:
-                return
-
-
-def _run(
-    core: EngineCore,
-    prompt: int,
-    output: int,
-    temperature: float = 0.0,
-    outputs: int = 1,
-    most_steps: int | None = None,
-) -> None:
-    """One request, to its end or for so many steps."""
-    sampling = SamplingParams(
-        n=outputs,
-        temperature=temperature or float(outputs > 1),
-        top_p=0.9,
-        seed=0,
-        max_tokens=output,
-        ignore_eos=True,
-    )
-    tasks = core.facts.tasks
-    core.add_request(
-        EngineRequest(
-            request_id=WARM_UP,
-            gateway_id="",
-            prompt_token_ids=[index % core.facts.vocab_size for index in range(prompt)],
-            sampling=sampling,
-            pooling=PoolingParams(task=tasks[0]) if tasks[0] != GENERATE else None,
-        )
-    )
-    while core.has_work and most_steps != 0:
-        core.step()
-        most_steps = None if most_steps is None else most_steps - 1
-    core.abort(WARM_UP)
-    while core.has_work:
-        core.step()

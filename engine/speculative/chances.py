@@ -1,59 +1,153 @@
-"""How likely drafts hold: what is expected of a sequence that has had none yet."""
+"""How likely drafts hold: of a tenant's texts, and of one sequence.
+
+A rating as of chess players (Elo): what a draft is like and what its sequence is like add up to the
+logarithm of its odds, and both move towards what was seen.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import exp, log
 
 #: Tenants whose chances are known; those that said nothing for longest are forgotten.
 MOST_TENANTS = 1024
-#: What is expected of drafts copied from text before any were compared with what came.
-PRIOR = 0.5
-#: The same of a draft model's or head's, which was made for it: nothing is learned of these but by
-#: checking some, so a good one must be expected, or it would never be tried.
+#: Longer runs of equal tokens, and places further behind, are taken as this one.
+MOST_ALIKE = 16
+#: What is expected of a draft model or head, which was made for it: nothing is learned of these but
+#: by checking some, so a good one must be expected, or it would never be tried.
 MODEL_PRIOR = 0.8
-#: The weight of one checked draft in the average over all sequences.
-_NEW = 0.05
-#: How fast it comes back to the first expectation with each sequence that gets no drafts for it.
-_DRIFT = 0.0003
+#: How far one checked draft moves the logarithm of odds of all drafts like it, and of its sequence.
+_TENANT_MOVES, _SEQUENCE_MOVES = 0.25, 0.8
+#: The part by which both come back with each step of a sequence that gets no drafts.
+_TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0003, 0.01
+#: Nothing is surer than these odds.
+_SUREST = 4.0
 
 
-def moved(value: float, num_drafts: int, num_accepted: int, weight: float) -> float:
-    """An average after a row's drafts, of which the first ones held; those behind the first that
-    didn't say nothing.
+def matched_odds(matched: int) -> float:
+    """Logarithm of the odds that text goes on as it did where its newest tokens stood before:
+    `matched` of them, at least 1. Two of `matched` + 2 don't, before any were compared.
     """
-    for _ in range(num_accepted):
-        value += weight * (1.0 - value)
-    return value - weight * value if num_accepted < num_drafts else value
+    return log(matched / 2)
+
+
+def drawn_odds(_: int) -> float:
+    """The same of what a draft model or head drew, at any place."""
+    return log(MODEL_PRIOR / (1.0 - MODEL_PRIOR))
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """Attributes:
+    odds: likeness -> the logarithm of odds, and how old the tenant was then.
+    age: in steps of rows that got no drafts.
+    best: the highest of all when it was last asked for; None: not known.
+    """
+
+    odds: dict[int, tuple[float, int]] = field(default_factory=dict)
+    age: int = 0
+    best: float | None = None
 
 
 class UsualChances:
-    """How often a tenant's drafts held lately, by how many of the newest tokens were found where
-    they were copied from (0: they weren't copied).
+    """How often a tenant's drafts held lately, by what they are like.
 
-    Short answers that nothing repeats would each pay anew for finding that out. Tenants are kept
-    apart: how many drafts one gets, and so how its steps are cut, says nothing of another's texts.
+    Of text: by how many of the newest tokens were found before it, each draft that holds being one
+    more. Of a draft model's: by its place. Short answers that nothing repeats would each pay anew
+    for finding that out. Tenants are kept apart: how many drafts one gets, and so how its steps are
+    cut, says nothing of another's texts.
     """
 
-    def __init__(self, prior: float = PRIOR) -> None:
-        """`prior`: what is expected of a tenant of which nothing is known, in [0, 1]."""
-        self._prior = prior
-        #: Tenant -> matched -> chance; the tenant that noted something last is the last.
-        self._values: OrderedDict[str, dict[int, float]] = OrderedDict()
+    def __init__(self, longest_match: int) -> None:
+        """`longest_match`: of those that are looked for; 0: a model draws them."""
+        self.drawn = not longest_match
+        self._prior = drawn_odds if self.drawn else matched_odds
+        self._kinds = range(1) if self.drawn else range(1, longest_match + 1)
+        #: The tenant that noted something last is the last.
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
-    def of(self, tenant: str, matched: int) -> float:
-        """In [0, 1]."""
-        return self._values.get(tenant, {}).get(matched, self._prior)
+    def odds(self, tenant: str, alike: int) -> float:
+        """Logarithm of the odds of a tenant's next draft of this likeness."""
+        prior, known = self._prior(alike), self._tenants.get(tenant)
+        if known is None or alike not in known.odds:
+            return prior
+        value, at = known.odds[alike]
+        return prior + (value - prior) * exp(_TENANT_FORGETS * (at - known.age))
 
-    def note(self, tenant: str, matched: int, num_drafts: int, num_accepted: int) -> None:
-        """A row's drafts were checked."""
-        value = moved(self.of(tenant, matched), num_drafts, num_accepted, _NEW)
-        self._values.setdefault(tenant, {})[matched] = value
-        self._values.move_to_end(tenant)
-        if len(self._values) > MOST_TENANTS:
-            self._values.popitem(last=False)
+    def best(self, tenant: str) -> float:
+        """The highest of its odds, of drafts that there may be."""
+        known = self._tenants.get(tenant)
+        if known is None:
+            return max(map(self._prior, self._kinds))
+        if known.best is None:
+            kinds = {*self._kinds, *known.odds}
+            known.best = max(self.odds(tenant, alike) for alike in kinds)
+        return known.best
 
-    def drift(self, tenant: str, matched: int) -> None:
+    def move(self, tenant: str, alike: int, surprise: float) -> None:
+        """A draft held, or didn't, by so much more than was expected, in [-1, 1]."""
+        moved = _bounded(self.odds(tenant, alike) + _TENANT_MOVES * surprise)
+        known = self._tenants.setdefault(tenant, _Tenant())
+        known.odds[alike], known.best = (moved, known.age), None
+        self._tenants.move_to_end(tenant)
+        if len(self._tenants) > MOST_TENANTS:
+            self._tenants.popitem(last=False)
+
+    def drift(self, tenant: str) -> None:
         """A row got no drafts: what was found out grows old."""
-        known = self._values.get(tenant)
-        if known is not None and matched in known:
-            known[matched] += _DRIFT * (self._prior - known[matched])
+        known = self._tenants.get(tenant)
+        if known is not None:
+            known.age += 1
+            if known.age % 64 == 0:
+                known.best = None
+
+
+class Chances:
+    """Of one sequence's drafts: those of its tenant, and by how much it is better or worse."""
+
+    def __init__(self, usual: UsualChances, tenant: str) -> None:
+        self._usual, self._tenant = usual, tenant
+        self._better = 0.0
+
+    def best(self) -> float:
+        """The chance of its next draft at best, before anybody looks for one."""
+        return _chance(self._usual.best(self._tenant) + self._better)
+
+    def of(self, matched: int, count: int) -> list[float]:
+        """The chances that the first, the first two, ... of `count` drafts hold."""
+        held, chances = 1.0, []
+        for alike in self._alike(matched, count):
+            held *= self._next(alike)
+            chances.append(held)
+        return chances
+
+    def note(self, matched: int, num_drafts: int, num_accepted: int) -> None:
+        """So many of its drafts held; those behind the first that didn't say nothing."""
+        compared = min(num_drafts, num_accepted + 1)
+        for place, alike in enumerate(self._alike(matched, compared)):
+            surprise = (place < num_accepted) - self._next(alike)
+            self._better = _bounded(self._better + _SEQUENCE_MOVES * surprise)
+            self._usual.move(self._tenant, alike, surprise)
+
+    def drift(self) -> None:
+        """It got no drafts: what was found out of it and its like grows old."""
+        self._better -= _SEQUENCE_FORGETS * self._better
+        self._usual.drift(self._tenant)
+
+    def _alike(self, matched: int, count: int) -> Iterable[int]:
+        """What each draft is like."""
+        first = 0 if self._usual.drawn else max(1, matched)
+        return (min(first + place, MOST_ALIKE) for place in range(count))
+
+    def _next(self, alike: int) -> float:
+        return _chance(self._usual.odds(self._tenant, alike) + self._better)
+
+
+def _chance(odds: float) -> float:
+    return 1.0 / (1.0 + exp(-odds))
+
+
+def _bounded(odds: float) -> float:
+    return min(max(odds, -_SUREST), _SUREST)

@@ -8,17 +8,13 @@ from dataclasses import dataclass
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, StepPlan
-from engine.speculative.chances import MODEL_PRIOR, PRIOR, UsualChances, moved
+from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.draft_maker import DraftMaker
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
 from engine.speculative.watch import Watch
 
 Possible = Callable[[Sequence, list[int]], list[int]]
-#: The weight of a new draft in a sequence's average.
-_NEW = 0.15
-#: How fast the chance of a sequence that gets no drafts comes back to the usual one.
-_DRIFT = 0.01
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
 _WORTH = 1.03
 #: One step in so many goes without, to see what it takes: of those in which drafts promise less
@@ -30,27 +26,23 @@ _LOOKS = 0.004
 
 
 @dataclass(slots=True)
-class _Chance:
-    """How likely a sequence's next draft holds, in [0, 1]; `matched`: see `Guess`."""
+class _Row:
+    """A sequence that had drafts; `matched`: see `Guess`, of the newest ones."""
 
     sequence: Sequence
-    value: float
-    matched: int
-
-    def note(self, num_drafts: int, num_accepted: int) -> None:
-        """So many of its drafts held; those behind the first that didn't say nothing."""
-        self.value = moved(self.value, num_drafts, num_accepted, _NEW)
+    chances: Chances
+    matched: int = 0
 
 
 class Drafter:
     """Gives drafts to the rows where they promise the most tokens for the step's time.
 
-    A draft j of a row whose drafts hold with chance p brings p^j tokens; a step that is one token
-    wider takes longer by what `StepCosts` knows, and what a `DraftMaker` takes comes before it.
-    Drafts are added, the likeliest first, up to where tokens per second are highest. In a full
-    batch, where a wider step takes as much longer, none are, and none are looked for. Where they'd
-    pay if more of them held than is expected, some are looked for now and then and compared with
-    what comes (`Watch`).
+    A draft brings as many tokens as it is likely to hold with all those before it (`Chances`); a
+    step that is one token wider takes longer by what `StepCosts` knows, and what a `DraftMaker`
+    takes comes before it. Drafts are added, the likeliest first, up to where tokens per second are
+    highest. In a full batch, where a wider step takes as much longer, none are, and none are looked
+    for. Where they'd pay if more of them held than is expected, some are looked for now and then
+    and compared with what comes (`Watch`).
     """
 
     def __init__(
@@ -70,10 +62,7 @@ class Drafter:
         self._proposer: Proposer | None = None
         if model is None:
             self._proposer = PROPOSERS[config.method](config)
-        #: What `Guess.matched` may be; a model's drafts match nothing.
-        lengths = range(config.prompt_lookup_min, config.prompt_lookup_max + 1)
-        self._matches = tuple(lengths) if model is None else (0,)
-        self._chances: dict[int, _Chance] = {}
+        self._rows: dict[int, _Row] = {}
         self._usual = self._unknown_chances()
         self._watch = Watch()
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
@@ -92,19 +81,21 @@ class Drafter:
             room: most drafts of the step.
         """
         for checked in self._watch.take_checked():
-            self._learn(checked.sequence, checked.num_drafts, checked.num_accepted)
+            row = self._row(checked.sequence)
+            row.chances.note(checked.matched, checked.num_drafts, checked.num_accepted)
         self._forget_those_that_left()
         width = len(decoding)
         most = min(room, self.costs.most - width)
         off = 0 < self._config.disable_by_batch_size <= width
         if off or not decoding or most < 1:
             return {}
-        if self._is_timed or self._may_pay(width, most, max(map(self._hope, decoding))):
+        hope = max(self._row(each).chances.best() for each in decoding)
+        if self._is_timed or self._may_pay(width, most, hope):
             if self.model is not None:
                 return self._drawn(self.model, decoding, most)
             return self._found(decoding, most)
         for sequence in decoding:
-            self._grow_old(sequence)
+            self._row(sequence).chances.drift()
         self._unseen += 1
         if self._may_look(width, most):
             self._look(decoding)
@@ -132,7 +123,7 @@ class Drafter:
             if count > 0 and self._proposer is not None:
                 guess = self._proposer.propose(sequence, count)
                 if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
-                    self._chance(sequence, guess.matched)
+                    self._row(sequence).matched = guess.matched
                     if sequence.seq_id not in self._watch:
                         self._watch.add(sequence, guess.matched, drafts)
                     proposed[sequence.seq_id] = drafts
@@ -157,7 +148,7 @@ class Drafter:
         for sequence in decoding:
             count = min(self._most(sequence), model.longest(sequence))
             if count > 0 and model.takes(sequence):
-                self._chance(sequence, 0)
+                self._row(sequence)
                 possible[sequence.seq_id] = count
         counts = self._worth(possible, len(decoding), most)
         rows = {sequence.seq_id: sequence for sequence in decoding}
@@ -168,12 +159,8 @@ class Drafter:
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
         self._watch.drop(sequence.seq_id)
-        self._learn(sequence, num_drafts, num_accepted)
-
-    def _learn(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        chance = self._chance(sequence, 0)
-        chance.note(num_drafts, num_accepted)
-        self._usual.note(_tenant(sequence), chance.matched, num_drafts, num_accepted)
+        row = self._row(sequence)
+        row.chances.note(row.matched, num_drafts, num_accepted)
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
         """A step was run; the seconds of a draft model's steps before it are no part of it."""
@@ -191,25 +178,24 @@ class Drafter:
 
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
-        self._chances, self._usual, self._watch = {}, self._unknown_chances(), Watch()
+        self._rows, self._usual, self._watch = {}, self._unknown_chances(), Watch()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
 
     def _unknown_chances(self) -> UsualChances:
-        return UsualChances(PRIOR if self.model is None else MODEL_PRIOR)
+        return UsualChances(self._config.prompt_lookup_max if self.model is None else 0)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless a draft model's pool is in order."""
         if self.model is not None:
             self.model.check_integrity()
 
-    def _chance(self, sequence: Sequence, matched: int) -> _Chance:
-        """A sequence's; one that begins has its tenant's usual one of drafts like its first."""
-        chance = self._chances.get(sequence.seq_id)
-        if chance is None:
-            chance = _Chance(sequence, self._usual.of(_tenant(sequence), matched), matched)
-            self._chances[sequence.seq_id] = chance
-        return chance
+    def _row(self, sequence: Sequence) -> _Row:
+        row = self._rows.get(sequence.seq_id)
+        if row is None:
+            row = _Row(sequence, Chances(self._usual, sequence.request.message.tenant))
+            self._rows[sequence.seq_id] = row
+        return row
 
     def _most(self, sequence: Sequence) -> int:
         """Drafts that a sequence can use: a step gives one token more than drafts hold."""
@@ -219,22 +205,6 @@ class Drafter:
             left = min(left, capped)
         left = min(left, self._max_model_len - sequence.num_tokens)
         return min(self._config.num_speculative_tokens, left - 1) if takes_drafts(sequence) else 0
-
-    def _hope(self, sequence: Sequence) -> float:
-        """How likely a sequence's next draft holds at best, before anybody looks for one."""
-        known = self._chances.get(sequence.seq_id)
-        if known is not None:
-            return known.value
-        tenant = _tenant(sequence)
-        return max(self._usual.of(tenant, matched) for matched in self._matches)
-
-    def _grow_old(self, sequence: Sequence) -> None:
-        """A row got no drafts: what was found out of it and its like grows old."""
-        tenant, known = _tenant(sequence), self._chances.get(sequence.seq_id)
-        for matched in self._matches if known is None else (known.matched,):
-            self._usual.drift(tenant, matched)
-        if known is not None:
-            known.value += _DRIFT * (self._usual.of(tenant, known.matched) - known.value)
 
     def _may_pay(self, width: int, most: int, hope: float) -> bool:
         """Whether drafts could pay if each of them held so likely."""
@@ -257,9 +227,9 @@ class Drafter:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
         promised = sorted(
             (
-                (self._chances[seq_id].value ** (place + 1), -place, seq_id)
+                (chance, -place, seq_id)
                 for seq_id, count in possible.items()
-                for place in range(count)
+                for place, chance in enumerate(self._promised(seq_id, count))
             ),
             reverse=True,
         )[:most]
@@ -283,20 +253,21 @@ class Drafter:
         for _, _, seq_id in promised[:taken]:
             counts[seq_id] = counts.get(seq_id, 0) + 1
         for seq_id in possible.keys() - counts.keys():
-            self._grow_old(self._chances[seq_id].sequence)
+            self._rows[seq_id].chances.drift()
         return counts
 
+    def _promised(self, seq_id: int, count: int) -> list[float]:
+        """The tokens that each of a row's drafts brings."""
+        row = self._rows[seq_id]
+        return row.chances.of(row.matched, count)
+
     def _forget_those_that_left(self) -> None:
-        for seq_id, chance in list(self._chances.items()):
-            if chance.sequence.finished:
-                del self._chances[seq_id]
+        for seq_id, row in list(self._rows.items()):
+            if row.sequence.finished:
+                del self._rows[seq_id]
                 self._watch.drop(seq_id)
                 if (source := self.model or self._proposer) is not None:
-                    source.forget(chance.sequence)
-
-
-def _tenant(sequence: Sequence) -> str:
-    return sequence.request.message.tenant
+                    source.forget(row.sequence)
 
 
 def takes_drafts(sequence: Sequence) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
+from engine.speculative.chances import MOST_ALIKE
 from engine.speculative.lookup import TokenLookup, continued
 
 #: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
@@ -16,7 +17,9 @@ MOST_TOKENS = 1 << 18
 
 
 class Guess(NamedTuple):
-    """Tokens that may follow; `matched`: how many of the newest stood before those copied."""
+    """Tokens that may follow; `matched`: how many of the newest stood before those copied, of which
+    no more than `MOST_ALIKE` are counted.
+    """
 
     tokens: list[int]
     matched: int
@@ -48,7 +51,7 @@ class NgramProposer(Proposer):
     def propose(self, sequence: Sequence, count: int) -> Guess:
         """See the base."""
         tokens = sequence.token_ids
-        return _guess(tokens, self.lookup_of(sequence).find(tokens, tokens), count)
+        return _guess(tokens, tokens, self.lookup_of(sequence).find(tokens, tokens), count)
 
     def lookup_of(self, sequence: Sequence) -> TokenLookup:
         """The sequence's own, up to date."""
@@ -105,7 +108,7 @@ class SuffixProposer(Proposer):
             found = lookup.find(output, newest)
             if found is not None and (best is None or found[1] > best[1]):
                 best, source = found, output
-        return _guess(source, best, count)
+        return _guess(tokens, source, best, count)
 
     def forget(self, sequence: Sequence) -> None:
         """Keep what it said."""
@@ -131,9 +134,17 @@ class SuffixProposer(Proposer):
             del self._numbers[namespace]
 
 
-def _guess(source: list[int], found: tuple[int, int] | None, count: int) -> Guess:
-    """What stands in `source` where `TokenLookup.find` found something."""
-    return Guess([], 0) if found is None else Guess(continued(source, found[0], count), found[1])
+def _guess(
+    newest: list[int], source: list[int], found: tuple[int, int] | None, count: int
+) -> Guess:
+    """What stands in `source` where `TokenLookup.find` found what `newest` ends with."""
+    if found is None:
+        return Guess([], 0)
+    at, matched = found
+    most = min(MOST_ALIKE, at, len(newest))
+    while matched < most and source[at - matched - 1] == newest[-matched - 1]:
+        matched += 1
+    return Guess(continued(source, at, count), matched)
 
 
 def _namespace(sequence: Sequence) -> str:

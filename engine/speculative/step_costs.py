@@ -20,8 +20,10 @@ _OUTLIER = 2.0
 _WIDER = 4
 #: After so many steps of other widths it isn't known any more: the machine may be another by then.
 _OLD = 5000
-#: How far off an average of one step may be, as a part of it; of n steps a root of n less.
-_DOUBT = 0.3
+#: By how much steps are off on average, as a part of what they take, before any were measured; the
+#: weight of a new one in that. An average of one step is in doubt by so many times as much, of n
+#: steps by a root of n less.
+_NOISE, _NEW_NOISE, _DOUBT = 0.15, 0.04, 2.0
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class StepCosts:
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._num_steps = 0
+        self._noise = _NOISE
         self.pace = pace or Pace()
 
     def note(self, width: int, seconds: float) -> None:
@@ -98,6 +101,7 @@ class StepCosts:
         """`slower`: so many times as long as it took at first."""
         pace = self.pace.value
         slower = min(max(slower, pace / _OUTLIER), pace * _OUTLIER)
+        self._noise += _NEW_NOISE * (abs(slower / pace - 1.0) - self._noise)
         if self.pace.told_by != (id(self), place):  # steps of another width have told the pace
             more = slower / pace - 1.0
             each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
@@ -105,7 +109,7 @@ class StepCosts:
 
     def forget(self) -> None:
         """What was measured so far is no measure."""
-        self._known, self._widths, self._num_steps = [], {}, 0
+        self._known, self._widths, self._num_steps, self._noise = [], {}, 0, _NOISE
         self.pace.value = 1.0
 
     @property
@@ -137,8 +141,11 @@ class StepCosts:
     def _doubt(self, width: int) -> float:
         if not self._known:
             return 0.0
+        if width > self.widest:
+            return _DOUBT * _NOISE / sqrt(_KNOWN)
         each = self._widths.get(_rounded(width))
-        return _DOUBT / sqrt(_KNOWN if each is None else max(_KNOWN, each.count))
+        count = _KNOWN if each is None else max(_KNOWN, each.count)
+        return _DOUBT * self._noise / sqrt(count)
 
     def _usual(self, width: int) -> float:
         at = bisect_left(self._known, width)

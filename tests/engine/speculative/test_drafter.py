@@ -7,6 +7,7 @@ import pytest
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, Status, StepPlan
 from engine.speculative import chances
+from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.drafter import Drafter
 from engine.speculative.step_costs import StepCosts
 from tests.engine.speculative.test_proposers import sequence
@@ -145,19 +146,26 @@ def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
             own.status = Status.FINISHED
         other = sequence(prompt, said, 1000, tenant="attacker")
         assert made.propose([other], 100) == untouched.propose([other], 100)
-        assert made._chances[1000].value == untouched._chances[1000].value
+        assert _next(made, other) == _next(untouched, other)
         own = sequence(prompt, said, 1001, tenant="victim")
         made.propose([own], 100)
-        assert (made._chances[1001].value > 0.5) == (num_accepted == 4)
+        assert (_next(made, own) > _next(untouched, own)) == (num_accepted == 4)
+
+
+def _next(made: Drafter, sequence: Sequence) -> float:
+    """How likely a draft behind four equal tokens is to hold."""
+    (chance,) = Chances(made._usual, sequence.request.message.tenant).of(4, 1)
+    return chance
 
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chances, "MOST_TENANTS", 3)
-    usual = chances.UsualChances()
+    usual = UsualChances(longest_match=4)
+    expected = usual.odds("anybody", 2)
     for tenant in ("a", "b", "a", "c", "d"):
-        usual.note(tenant, 2, 4, 0)
-        usual.drift("never seen", 2)
-    known = {tenant for tenant in "abcd" if usual.of(tenant, 2) != chances.PRIOR}
+        usual.move(tenant, 2, -0.5)
+        usual.drift("never seen")
+    known = {tenant for tenant in "abcd" if usual.odds(tenant, 2) != expected}
     assert known == {"a", "c", "d"}
 
 

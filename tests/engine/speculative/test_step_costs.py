@@ -87,6 +87,18 @@ def test_what_few_steps_have_told_is_in_doubt() -> None:
     assert costs.at_worst(8) > 1.1 * costs.seconds(8)
 
 
+def test_a_quiet_machine_leaves_less_in_doubt_than_a_busy_one() -> None:
+    doubts = []
+    for noise in (0.01, 0.3):
+        rng, costs = random.Random(0), StepCosts()
+        for _ in range(100):
+            costs.note(1, 0.010 * (1.0 + rng.uniform(-noise, noise)))
+        for _ in range(4):
+            costs.note(4, 0.010)
+        doubts.append(costs.at_worst(4) / costs.seconds(4) - 1.0)
+    assert doubts[0] < 0.03 < 0.1 < doubts[1]
+
+
 def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -> None:
     costs = measured((1, 0.010))
     for known, seconds in ((1, 0.300), (1, 0.012), (9, 0.011)):

@@ -1,0 +1,87 @@
+"""How likely drafts hold, by what they are like and whose they are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.speculative.chances import Chances, UsualChances
+
+
+def _chances(usual: UsualChances | None = None) -> Chances:
+    return Chances(usual or UsualChances(longest_match=4), "tenant")
+
+
+def test_the_more_tokens_match_the_likelier_a_draft_holds() -> None:
+    own = _chances()
+    first = [own.of(matched, 1)[0] for matched in (1, 2, 4, 8, 16)]
+    assert first == sorted(first)
+    assert first[0] == pytest.approx(1 / 3)
+
+
+def test_a_draft_behind_one_that_held_has_a_longer_match() -> None:
+    own = _chances()
+    one, two = own.of(2, 2)
+    assert two == pytest.approx(one * own.of(3, 1)[0])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_it_comes_to_what_holds(p: float) -> None:
+    rng, usual, found = random.Random(0), UsualChances(longest_match=4), []
+    for _ in range(300):
+        own = _chances(usual)
+        for _ in range(10):
+            found.append(own.of(3, 1)[0])
+            own.note(3, 1, int(rng.random() < p))
+    assert sum(found[1000:]) / len(found[1000:]) == pytest.approx(p, abs=0.05)
+
+
+def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> None:
+    usual = UsualChances(longest_match=4)
+    dull, lively = _chances(usual), _chances(usual)
+    for _ in range(6):
+        dull.note(4, 4, 4)
+        lively.note(4, 4, 0)
+    assert dull.of(1, 1)[0] > 0.6 > 0.2 > lively.of(1, 1)[0]
+
+
+def test_short_matches_that_fail_say_nothing_of_long_ones_to_other_sequences() -> None:
+    usual = UsualChances(longest_match=4)
+    before = _chances(usual).of(8, 1)
+    for _ in range(40):
+        _chances(usual).note(1, 8, 0)
+    assert _chances(usual).of(8, 1) == before
+    assert _chances(usual).of(1, 1)[0] < 0.1
+
+
+def test_a_heads_later_drafts_are_known_by_their_place() -> None:
+    usual = UsualChances(longest_match=0)
+    for _ in range(40):
+        _chances(usual).note(0, 3, 1)  # the first holds, the second never does
+    one, two, _ = _chances(usual).of(0, 3)
+    assert one > 0.85
+    assert two < 0.2
+
+
+def test_the_best_is_no_less_than_any_that_may_come_and_follows_what_is_seen() -> None:
+    usual = UsualChances(longest_match=4)
+    own = _chances(usual)
+    assert own.best() == max(own.of(matched, 1)[0] for matched in (1, 2, 3, 4))
+    for _ in range(60):
+        _chances(usual).note(4, 1, 0)
+        _chances(usual).note(3, 1, 0)
+    assert own.best() == pytest.approx(own.of(2, 1)[0])
+
+
+def test_what_was_found_out_grows_old_where_there_are_no_drafts() -> None:
+    usual = UsualChances(longest_match=4)
+    own, expected = _chances(usual), _chances().of(2, 1)[0]
+    for _ in range(20):
+        own.note(2, 1, 0)
+    low = own.of(2, 1)[0]
+    for _ in range(20_000):
+        own.drift()
+    assert low < 0.1
+    assert own.of(2, 1)[0] == pytest.approx(expected, abs=0.01)
+    assert own.best() == pytest.approx(_chances().best(), abs=0.01)
