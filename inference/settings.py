@@ -35,6 +35,7 @@ class GatewaySettings:
         chat_template_content_format: how chat templates get a message's content: "string", "openai"
             (a list of parts) or "auto", what each template's source tells.
         response_role: the role that answers to chats have.
+        per_request_metrics: have answers tell how long they took, see `generation.figures`.
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
         max_pooling_tokens: tokens of all texts in one request for embeddings, scores or labels.
@@ -74,6 +75,7 @@ class GatewaySettings:
     request_chat_templates: bool = False
     chat_template_content_format: str = "auto"
     response_role: str = "assistant"
+    per_request_metrics: bool = False
     max_prompts: int = 2048
     max_choices: int = 2048
     max_pooling_tokens: int = 300_000

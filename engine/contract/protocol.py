@@ -209,6 +209,8 @@ class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
         mode: of `pause`, one of `PAUSE_MODES`: running requests are aborted; they come to their end
             before the answer, while nothing new is taken; or they stand still, new ones wait.
         request_ids: of `abort_requests`; [] for all.
+        running: of `reset_prefix_cache`: requests that run give their blocks back and compute them
+            anew; without it the cache isn't reset while there are any.
         adapter: of `load_adapter`, and of `unload_adapter`, which needs the digest alone.
         pin: of `load_adapter`: never drive it out.
     """
@@ -220,6 +222,7 @@ class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
     tags: list[str] = msgspec.field(default_factory=list)
     mode: str = "abort"
     request_ids: list[str] = msgspec.field(default_factory=list)
+    running: bool = False
     adapter: AdapterRef | None = None
     pin: bool = False
 

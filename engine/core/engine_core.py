@@ -397,6 +397,14 @@ class EngineCore:
         if self._spans is not None:
             self._spans.close()
 
+    def stand_down(self) -> list[TokenDelta]:
+        """Have all that runs give its blocks back and wait: it goes on with the next step, as after
+        a preemption. Returns what the steps under way brought.
+        """
+        deltas = self._complete_down_to(0)
+        self.scheduler.preempt_all()
+        return deltas
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
         if self.drafter is not None:
@@ -424,8 +432,7 @@ class EngineCore:
         if not self.config.enable_sleep_mode:
             raise InvalidRequest("Sleeping needs enable_sleep_mode.", param="enable_sleep_mode")
         self.executor.check_sleep()
-        deltas = self._complete_down_to(0)
-        self.scheduler.preempt_all()
+        deltas = self.stand_down()
         if not self.scheduler.kv.pool.reset_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
         if level == 2:

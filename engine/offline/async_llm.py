@@ -69,8 +69,8 @@ class AsyncLLM:
             return
         made.set_result(engine)
         try:
-            while self._take_calls(wait=self._pause.frozen or not engine.core.has_work):
-                if engine.core.has_work and not self._pause.frozen:
+            while self._take_calls(wait=self._pause.frozen or not engine.has_work):
+                if engine.has_work and not self._pause.frozen:
                     self._step(engine)
                 self._pause.settle(engine.has_unfinished_requests())
         except BaseException as error:
@@ -253,9 +253,12 @@ class AsyncLLM:
 
     # -- for operators ------------------------------------------------------------------------
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False while any request holds blocks."""
-        return await self._call(self.engine.reset_prefix_cache)
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; see `LLMEngine.reset_prefix_cache`."""
+        reset = self.engine.reset_prefix_cache
+        return await self._call(lambda: reset(reset_running_requests, reset_connector))
 
     async def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`; see `LLM.sleep`."""

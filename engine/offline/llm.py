@@ -267,9 +267,11 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Whether something sleeps still; until then nothing can be generated."""
         return self.llm_engine.is_sleeping()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False while any request holds blocks."""
-        return self.llm_engine.reset_prefix_cache()
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; see `LLMEngine.reset_prefix_cache`."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
         """Nothing is kept of images and audio, so there is nothing to forget."""
@@ -355,7 +357,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
             with self._threads.at_work(), progress(use_tqdm, len(collectors)) as bar:
                 bar.update(len(collectors) - len(waiting))
                 while waiting:
-                    if not self.core.has_work:
+                    if not self.llm_engine.has_work:
                         raise EngineSleeping("The model sleeps: wake it up first.")
                     for collector in self.llm_engine.advance()[0]:
                         if collector.finished and collector.request_id in waiting:

@@ -65,6 +65,8 @@ class LLMEngine:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self.collectors: dict[str, Collector] = {}
+        #: What steps brought that ended outside of `advance`, which hands it over.
+        self._owed: list[TokenDelta] = []
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = Profile()
         self._stats_log, self._figures = StatsLog(enabled=False), RequestFigures()
@@ -191,6 +193,11 @@ class LLMEngine:
 
     # -- steps --------------------------------------------------------------------------------
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything. Requests of a model that sleeps wait."""
+        return bool(self._owed) or self.core.has_work
+
     def step(self) -> list[Result]:
         """Run one step: the results so far of all requests that got something, each from its
         beginning or as its `output_kind` says; `finished` says which have ended.
@@ -212,7 +219,9 @@ class LLMEngine:
         touched: dict[str, Collector] = {}
         pooled: list[PoolingRequestOutput[PoolingOutput]] = []
         with self.threads.at_work():
-            deltas = self.core.step() if self.core.has_work else []
+            deltas, self._owed = self._owed, []
+            if self.core.has_work:
+                deltas = deltas + self.core.step()
             for delta in deltas:
                 if delta.request_id in self._pooling:
                     pooled.append(self._take_pooled(delta))
@@ -297,14 +306,23 @@ class LLMEngine:
 
     # -- for operators ------------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False while any request holds blocks."""
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; False while any request holds blocks.
+
+        With `reset_running_requests` requests that run give theirs back and compute them anew.
+        There is no connector to reset.
+        """
+        if reset_running_requests:
+            with self.threads.at_work():
+                self._owed += self.core.stand_down()
         return self.core.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`; see `LLM.sleep`."""
         with self.threads.at_work():
-            self.core.sleep(level)
+            self._owed += self.core.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again; see `LLM.wake_up`."""

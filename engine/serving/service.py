@@ -243,6 +243,8 @@ class EngineService:
         if message.command in ("sleep", "wake_up"):
             ok, detail = self._sleep_or_wake(core, message)
         elif message.command == "reset_prefix_cache":
+            if message.running:
+                self._deliver(core.stand_down())
             ok = core.reset_prefix_cache()
             detail = "" if ok else "Blocks are in use."
         elif message.command == "check_integrity":

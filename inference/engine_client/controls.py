@@ -39,6 +39,7 @@ class Controls:
         tags: Sequence[str] = (),
         mode: str = "abort",
         request_ids: Sequence[str] = (),
+        running: bool = False,
     ) -> ControlReply:
         """The replica's answer. Raises `EngineUnavailable` when there's none in time.
 
@@ -60,6 +61,7 @@ class Controls:
             tags=list(tags),
             mode=mode,
             request_ids=list(request_ids),
+            running=running,
         )
         client.post(replica_id, message, on_error)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.contract.errors import EngineUnavailable
+from engine.contract.errors import EngineUnavailable, InvalidRequest
 from inference.engine_client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.ops import version
@@ -18,6 +18,8 @@ from tenants.errors import NotFound
 _encode = msgspec.json.Encoder().encode
 #: A replica in the middle of a long step answers after it.
 ANSWER_WITHIN_S = 10.0
+#: As vLLM's server reads switches in a query.
+TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 
 
 class OperatorView(GatewayView):
@@ -27,13 +29,18 @@ class OperatorView(GatewayView):
 
 
 class ResetPrefixCacheView(OperatorView):
-    """Forgets every prefix that replicas keep and don't use right now."""
+    """Forgets every prefix that replicas keep; none of them while a request uses any."""
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """What each replica said; 503 unless all have done it."""
+        """What each replica said; 503 unless all have done it.
+
+        `?reset_running_requests=true`: requests that run compute theirs anew; `&model=` for one
+        model's replicas alone.
+        """
+        running = wanted(request, "reset_running_requests")
+        replicas = await replicas_of(request)
         client = get_engine_client()
-        await client.start()
-        return await tell(client, list(client.fleet), "reset_prefix_cache", ANSWER_WITHIN_S)
+        return await tell(client, replicas, "reset_prefix_cache", ANSWER_WITHIN_S, running=running)
 
 
 class ResetOtherCacheView(OperatorView):
@@ -42,6 +49,14 @@ class ResetOtherCacheView(OperatorView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Done at once: there is no such cache."""
         return json_response(_encode({"ok": True, "replicas": {}}))
+
+
+def wanted(request: GatewayRequest, name: str) -> bool:
+    """What a switch in the query says; off where it isn't there. Raises `InvalidRequest`."""
+    text = request.GET.get(name, "false").lower()
+    if text not in (*TRUE, *FALSE):
+        raise InvalidRequest(f"{name} must be true or false; got {text[:40]!r}.", param=name)
+    return text in TRUE
 
 
 async def replicas_of(request: GatewayRequest) -> list[Replica]:

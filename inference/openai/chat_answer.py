@@ -8,6 +8,7 @@ from typing import Any
 from inference.chat import ChatTurn, TurnDelta
 from inference.chat.turn import message_of
 from inference.generation import TokenEntry
+from inference.generation.figures import answer_metrics
 from inference.openai.logprobs import chat_logprobs, prompt_logprobs
 from inference.openai.ranking import best_outputs
 from inference.parsing import Part
@@ -70,6 +71,7 @@ class ChatAnswer:
             "prompt_token_ids": None,
             "kv_transfer_params": None,
         }
+        body |= answer_metrics(generation.flights)
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         if job.sampling.prompt_logprobs is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from inference.generation import Generation, Usage
+from inference.generation.figures import answer_metrics
 
 _encode = msgspec.json.Encoder().encode
 
@@ -62,4 +63,6 @@ class ChunkEncoder:
         if not self._usage:
             return b""
         usage = _encode(self._generation.usage.as_openai())
-        return self._start + b'],"usage":' + usage + b"}\n\n"
+        metrics = answer_metrics(self._generation.flights)
+        told = b"," + _encode(metrics)[1:-1] if metrics else b""
+        return self._start + b'],"usage":' + usage + told + b"}\n\n"

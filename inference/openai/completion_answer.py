@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.contract.protocol import TokenLogprobs
 from inference.generation import Generation, Increment, TokenEntry
+from inference.generation.figures import answer_metrics
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.logprobs import completion_logprobs, joined, prompt_logprobs
 from inference.openai.ranking import best_outputs
@@ -62,6 +63,7 @@ class CompletionAnswer:
             "system_fingerprint": job.served.fingerprint,
             "kv_transfer_params": None,
         }
+        body |= answer_metrics(generation.flights)
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         return body

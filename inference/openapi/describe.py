@@ -230,6 +230,15 @@ VIEWS: dict[Any, dict[str, Any]] = {
             service_answers.Told,
             statuses=WRITE,
             extra={(503, "application/json"): service_answers.Told},
+            parameters=(
+                OpenApiParameter(
+                    "reset_running_requests",
+                    bool,
+                    default=False,
+                    description="Requests that run compute theirs anew.",
+                ),
+                MODEL_OF_REPLICAS,
+            ),
         ),
     },
     sleep.SleepView: {

@@ -43,6 +43,8 @@ QUIRE = {
     "CHAT_TEMPLATE_CONTENT_FORMAT": env.text("QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT", "auto"),
     # The role that answers to chats have.
     "RESPONSE_ROLE": env.text("QUIRE_RESPONSE_ROLE", "assistant"),
+    # Have answers tell how long they took.
+    "PER_REQUEST_METRICS": env.flag("QUIRE_PER_REQUEST_METRICS"),
     "DEMO_MODEL": BASE_DIR / "demo" / "model",
     # The command that runs one replica, before its flags. Empty: `python -m engine.serving`.
     "ENGINE_COMMAND": env.words("QUIRE_ENGINE_COMMAND", []),

@@ -81,6 +81,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_REQUEST_CHAT_TEMPLATES": "Let clients send chat templates.",
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": "How templates get content: auto, string, openai.",
         "QUIRE_RESPONSE_ROLE": "Role of answers to chats.",
+        "QUIRE_PER_REQUEST_METRICS": "Have answers tell how long they took.",
     },
     "Work behind the scenes": {
         "QUIRE_TENANT_RUNNING_BATCHES": "Of one tenant that workers run at a time.",

@@ -487,6 +487,57 @@ def test_a_cache_may_be_forgotten(llm: LLM) -> None:
     assert llm.generate(text, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_runs_goes_on_whatever_an_operator_does(folder: str, *, ahead: bool) -> None:
+    config = EngineConfig(model=folder, **SMALL, enable_sleep_mode=True, async_scheduling=ahead)
+    engine = LLMEngine(config)
+    long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    found: dict[str, list[int]] = {}
+
+    def step(times: int = 1) -> None:
+        for _ in range(times):
+            for result in engine.step():
+                assert isinstance(result, RequestOutput)
+                found[result.request_id] = list(result.outputs[0].token_ids)
+
+    engine.add_request("alone", "the", long)
+    while engine.has_unfinished_requests():
+        step()
+    for name in ("reset", "slept"):
+        engine.add_request(name, "the", long)
+    step(5)
+    assert engine.reset_prefix_cache() is False
+    assert engine.reset_prefix_cache(reset_running_requests=True) is True
+    step(5)
+    for level in (1, 2):
+        engine.sleep(level)
+        step()
+        assert engine.has_unfinished_requests()
+        engine.wake_up()
+        step(5)
+    while engine.has_unfinished_requests():
+        step()
+    assert found["reset"] == found["slept"] == found["alone"]
+    assert len(found["alone"]) == 40
+    engine.core.check_integrity()
+    engine.shutdown()
+
+
+def test_what_ends_as_an_engine_falls_asleep_is_handed_over(folder: str) -> None:
+    config = EngineConfig(model=folder, **SMALL, enable_sleep_mode=True, async_scheduling=True)
+    engine = LLMEngine(config)
+    engine.add_request("last", "the", SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    tokens = 0
+    while tokens < 1:
+        tokens = sum(len(result.outputs[0].token_ids) for result in engine.step())
+    engine.sleep()
+    assert engine.has_work
+    (result,) = engine.step()
+    assert result.finished
+    assert not engine.has_work
+    engine.shutdown()
+
+
 def test_chats_are_queued_first_and_run_later(llm: LLM) -> None:
     chats: Any = [[{"role": "user", "content": text}] for text in TEXTS]
     now = llm.chat(chats, GREEDY, use_tqdm=False)

@@ -99,6 +99,20 @@ def test_keep_stands_still_and_goes_on_with_the_same_tokens(gateway: Gateway) ->
     assert gateway.tokens(held) == gateway.tokens("k1")
 
 
+def test_what_runs_keeps_its_prefixes_unless_it_shall_give_them_up(gateway: Gateway) -> None:
+    gateway.request("p1", [5, 6], max_tokens=240)
+    gateway.finish("p1")
+    held = gateway.hold("p2", [5, 6])
+    reply = gateway.control("reset_prefix_cache")
+    assert (reply.ok, reply.detail) == (False, "Blocks are in use.")
+    assert gateway.control("reset_prefix_cache", running=True).ok
+    assert gateway.control("reset_prefix_cache").ok
+    assert not gateway.ended(held)
+    gateway.control("resume")
+    gateway.finish(held)
+    assert gateway.tokens(held) == gateway.tokens("p1")
+
+
 def test_a_mode_that_nobody_knows_changes_nothing(gateway: Gateway) -> None:
     reply = gateway.control("pause", mode="nap")
     assert not reply.ok

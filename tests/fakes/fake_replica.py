@@ -118,6 +118,8 @@ class FakeReplica:
         spare: bool = False,
     ) -> None:
         self.numerics, self.spare = numerics, spare
+        #: What it tells of each output when it ends.
+        self.flight: protocol.FlightRecord | None = None
         self.redis_url, self.prefix = redis_url, key_prefix
         self.replica_id = replica_id or f"fake-{uuid.uuid4().hex[:8]}"
         self.incarnation = uuid.uuid4().hex
@@ -347,6 +349,8 @@ class FakeReplica:
                 TokenLogprobs(ids, [-0.1 * (i or 1) for i in range(len(ids))], [1] * len(ids))
             ]
         delta.finish_reason = sequence.finish_reason
+        if sequence.finish_reason:
+            delta.flight = self.flight
         if sequence.finish_reason == "abort" and request.request_id in self.by_operator:
             delta.stop_reason = protocol.BY_OPERATOR
         sequence.first = False

@@ -68,6 +68,12 @@ async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None
         ("/pause?mode=keep&model=fake", None, {"command": "pause", "mode": "keep"}),
         ("/pause?mode=wait", None, {"command": "pause", "mode": "wait"}),
         ("/resume", None, {"command": "resume"}),
+        ("/reset_prefix_cache", None, {"command": "reset_prefix_cache", "running": False}),
+        (
+            "/reset_prefix_cache?reset_running_requests=True&model=fake",
+            None,
+            {"command": "reset_prefix_cache", "running": True},
+        ),
         ("/abort_requests", None, {"command": "abort_requests", "request_ids": []}),
         (
             "/abort_requests",
@@ -96,6 +102,7 @@ async def test_every_replica_is_told(
     [
         ("/pause?mode=nap", None, 400, "mode"),
         ("/pause?model=nobody", None, 404, "model"),
+        ("/reset_prefix_cache?reset_running_requests=all", None, 400, "reset_running_requests"),
         ("/abort_requests", {"request_ids": "x"}, 400, "request_ids"),
         ("/abort_requests", {"ids": ["x"]}, 400, "ids"),
         ("/collective_rpc", {"method": "os.system"}, 400, "method"),

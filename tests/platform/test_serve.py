@@ -46,7 +46,8 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--allowed-origins", '["https://a.example"]', "--allow-credentials", "True"),
         *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
         *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice=false", "--no-worker"),
-        *("--trust-request-chat-template", "--h11-max-header-count", "64"),
+        *("--enable_per_request_metrics", "--trust-request-chat-template"),
+        *("--h11-max-header-count", "64"),
         PYTHONPATH=str(short_tmp),
     ) as instance:
         yield {**instance.ready()}
@@ -74,6 +75,7 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
             timeout=30,
         ).json()
         assert answer["model"] == "first"
+        assert answer["metrics"]["queue_time_ms"] >= 0
         assert answer["choices"][0]["message"]["role"] == "narrator"
     assert get(served, "/v1/models/fourth").status_code == 404
 

@@ -113,6 +113,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="take chat_template from requests; it runs in a sandbox",
     )
+    group.add_argument(
+        "--enable-per-request-metrics",
+        action=argparse.BooleanOptionalAction,
+        help="have answers of chats and completions tell how long they took, as metrics",
+    )
     group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
     group.add_argument(
         "--middleware",
@@ -203,6 +208,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
         "QUIRE_RESPONSE_ROLE": options["response_role"],
         "QUIRE_REQUEST_CHAT_TEMPLATES": "1" if options["trust_request_chat_template"] else None,
+        "QUIRE_PER_REQUEST_METRICS": "1" if options["enable_per_request_metrics"] else None,
         "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
         "QUIRE_CORS_METHODS": _words(options, "allowed_methods"),
         "QUIRE_CORS_HEADERS": _words(options, "allowed_headers"),
