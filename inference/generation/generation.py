@@ -161,8 +161,8 @@ class Generation:
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
-        outputs = await _outputs_of(job)  # before anything is held for it
-        generation = cls(job, await cls._admit(job), outputs)
+        states = await _outputs_of(job)  # before anything is held for it
+        generation = cls(job, await cls._admit(job), states)
         generation._keep(fingerprint)
         return generation
 
@@ -176,8 +176,8 @@ class Generation:
         job.sampling.seed = taken.about.seed
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0
-        outputs = await _outputs_of(job)
-        generation = cls(job, await settle_later(client, job, taken), outputs, taken)
+        states = await _outputs_of(job)
+        generation = cls(job, await settle_later(client, job, taken), states, taken)
         generation._keep(fingerprint)
         for outputs in taken.known:
             for piece in outputs:
