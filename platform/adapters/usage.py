@@ -14,6 +14,7 @@ from adapters.errors import NotFound
 from adapters.models import Adapter
 from metering.access import access_usage_entries
 from metering.models import UsageEntry
+from metering.requests.access import access_requests, called
 from tenants.models import Tenant
 
 DAYS = 14
@@ -49,8 +50,16 @@ def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[
 
 
 def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
-    """What the ledger has of one request of the tenant's. Raises `NotFound`."""
-    found = access_usage_entries(user, tenant).filter(request_id=request_id[:200]).first()
+    """What the ledger has of one request of the tenant's, by whatever id a client has of it: the
+    answer's (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
+
+    The ledger itself has one of them; of the others the newest request counts that is still kept.
+    """
+    rows = access_usage_entries(user, tenant)
+    found = rows.filter(request_id=request_id.strip()[:200]).first()
+    if found is None:
+        kept = access_requests(user, tenant).filter(called(request_id)).first()
+        found = rows.filter(request_id=kept.request_id).first() if kept is not None else None
     if found is None:
         raise NotFound(f"The ledger has no request {request_id[:200]!r}.")
     return found

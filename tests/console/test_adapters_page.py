@@ -11,7 +11,7 @@ from adapters import actions
 from adapters.models import Adapter, AdapterVersion
 from catalog.models import ServedModel
 from engine.contract.adapters import AdapterState
-from metering.models import UsageEntry
+from metering.models import RequestEntry, UsageEntry
 from tenants import actions as tenants
 from tenants.actors import SYSTEM
 from tenants.models import Role, Tenant, User
@@ -140,9 +140,22 @@ def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
         duration_ms=1.0,
         stream=False,
     )
-    assert tone.digest in page(login("viewer"), "?tenant=acme&request=chatcmpl-7")
+    RequestEntry.objects.create(
+        request_id="chatcmpl-7",
+        header_id="req-7",
+        answer_id="resp_7",
+        tenant=tone.adapter.tenant,
+        endpoint="responses",
+        status=200,
+        started_at=timezone.now(),
+        duration_ms=1.0,
+    )
+    for name in ("chatcmpl-7", "resp_7", "req-7"):
+        assert tone.digest in page(login("viewer"), f"?tenant=acme&request={name}")
+        stranger = page(login("olga"), f"?tenant=rival&request={name}")
+        assert "has no such request" in stranger
+        assert tone.digest not in stranger
     assert "1 request and 5 tokens" in page(login("ada"), f"{tone.adapter_id}/?tenant=acme")
-    assert "has no such request" in page(login("olga"), "?tenant=rival&request=chatcmpl-7")
 
 
 def test_operators_add_from_a_folder_and_others_dont(
