@@ -1,7 +1,8 @@
 """For operators: `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
 
 They act on adapters that all tenants share. A new one is stored, checked and probed by a worker
-before the answer says that it's there.
+before the answer says that it's there. Whoever has the answer may ask any gateway at once: it comes
+when each of them must have looked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel
 
+from adapters.cards import SEEN_WITHIN_S
 from adapters.serving import Loaded, begin_load, state_of, unload
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.extras.operations import OperatorView
@@ -66,6 +68,7 @@ class LoadAdapterView(OperatorView):
         except InvalidRequest as error:
             raise _in_our_words(error) from None
         await _checked(begun)
+        await asyncio.sleep(SEEN_WITHIN_S)
         return _plain(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -83,6 +86,7 @@ class UnloadAdapterView(OperatorView):
         )
         if not found:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+        await asyncio.sleep(SEEN_WITHIN_S)
         return _plain(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -30,6 +30,8 @@ from tenants.db_threads import in_db_thread
 from tenants.errors import ServiceUnavailable
 
 TTL_S = 2.0
+#: When every gateway goes by what was committed: a look-up that ran then counts from its end.
+SEEN_WITHIN_S = TTL_S + 0.5
 #: With the database away, a tenant goes on with the adapters that it had.
 STALE_S = 60.0
 

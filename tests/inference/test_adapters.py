@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from adapters.events import version_waits
 from adapters.models import AdapterVersion
 from catalog.models import ServedModel
 from engine.contract import protocol
+from engine.contract.adapters import adapter_digest
 from inference.asgi import GatewayHandler
 from metering import actions as metering
 from tenants import actions
@@ -294,6 +296,7 @@ async def operator(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
     version_waits.connect(check, weak=False, dispatch_uid="test")
     monkeypatch.setattr("inference.extras.adapters.LOOK_S", 0.01)
+    monkeypatch.setattr("inference.extras.adapters.SEEN_WITHIN_S", 0)
     yield await in_db_thread(client_of, gateway.rows.tenant, scopes=["operator", "inference"])
     version_waits.disconnect(dispatch_uid="test")
 
@@ -327,6 +330,33 @@ async def test_vllms_endpoints_load_replace_and_unload(
         )
         back = await operator.post("/v1/load_lora_adapter", body)
         assert back.status == 200
+
+
+async def test_vllms_endpoints_answer_when_every_gateway_has_looked(
+    gateway: Gateway, operator: AsgiClient, adapters_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway, or a worker, is no part of this process: it goes by what it saw last."""
+    monkeypatch.setattr(cards, "TTL_S", 0.2)
+    monkeypatch.setattr(cards._known, "ttl", 0.2)
+    monkeypatch.setattr(cards._known, "clear", lambda: None)
+    monkeypatch.setattr("inference.extras.adapters.SEEN_WITHIN_S", 0.7)
+    folder = adapter_folder(adapters_here / "tone")
+    body = {"lora_name": "tone", "lora_path": str(folder), "load_inplace": True}
+    async with gateway.serving(gateway.fake()):
+        asked = asyncio.create_task(_asking(gateway.client))
+        for seed in (1, 2, 1):
+            adapter_folder(folder, seed=seed)
+            assert (await operator.post("/v1/load_lora_adapter", body)).status == 200
+            assert await digest_of(gateway.client, "tone") == adapter_digest(folder)
+        await operator.post("/v1/unload_lora_adapter", {"lora_name": "tone"})
+        assert (await ask(gateway.client, "tone")).status == 404
+        asked.cancel()
+
+
+async def _asking(client: AsgiClient) -> None:
+    """Keeps what is known fresh."""
+    while True:
+        await ask(client, "tone")
 
 
 async def test_vllms_endpoints_refuse(

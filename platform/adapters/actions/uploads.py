@@ -181,7 +181,8 @@ def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) 
     try:
         check_name(name)
     except ValidationError as error:
-        raise InvalidRequest(f"name: {name[:100]!r} can't be one.", param="name") from error
+        told = " ".join(error.messages)
+        raise InvalidRequest(f"name can't be {name[:100]!r}: {told}", param="name") from error
     check_free(tenant, name)
 
 
