@@ -39,8 +39,8 @@ class Tile:
 #: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
 TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     (8, "prefill"): {
-        64: Tile(128, 64, 8, 3),
-        128: Tile(128, 32, 8, 3),
+        64: Tile(128, 64, 8, 5),
+        128: Tile(128, 32, 8, 5),
         256: Tile(64, 32, 8, 3),
     },
     (8, "decode"): {
