@@ -251,7 +251,7 @@ CASES: dict[str, Case] = {
     "int4 product, prefill": lambda: product("int4", 4096),
     "fp8 product, decode": lambda: product("fp8", 16),
     "fp8 product, 64 rows": lambda: product("fp8", 64),
-    "fp8 product, prefill": lambda: product("fp8", 4096),
+    "fp8 product, prefill": lambda: product("fp8", 4096, F16),
 }
 """Each case launches one kernel or a few."""
 
