@@ -12,20 +12,31 @@ from kernels.interface import KernelSet
 from kernels.lora import LoraPart, LoraWeights
 from kernels.lora_slots import LoraRows
 from kernels.triton.lora import TritonLoraSlots
+from kernels.triton.quantized import Fp8Linear
+from kernels.triton.quantized.scaled import MANY_ROWS
 
 ALLOWED = {None: 1e-2, "int4": 1e-2, "int8": 2e-2, "fp8": 6e-2}
 """Against the product with the weights that a layer stands for: activations are rounded too."""
 
 
 def linear_case(
-    kernels: KernelSet, quantization: str | None, rows: int, shape: tuple[int, int]
+    kernels: KernelSet,
+    quantization: str | None,
+    rows: int,
+    shape: tuple[int, int],
+    by_library: bool = True,
 ) -> GpuCase:
-    """rows x K with a weight [N, K] = `shape`."""
+    """rows x K with a weight [N, K] = `shape`. Without `by_library` fp8 is multiplied by our kernel
+    however many rows there are."""
     columns, depth = shape
     made = {"device": kernels.device, "dtype": torch.bfloat16}
     x = torch.randn(rows, depth, **made)  # type: ignore[call-overload]
     weight = torch.randn(columns, depth, **made) / depth**0.5  # type: ignore[call-overload]
     layer = kernels.PackedLinear(weight, quantization=quantization)
+    name = quantization or "bf16"
+    if isinstance(layer, Fp8Linear) and not by_library:
+        layer.by_library = False
+        name += ", by our kernel"
 
     def check() -> None:
         some = torch.arange(min(columns, 256), device=x.device)
@@ -34,7 +45,7 @@ def linear_case(
 
     few = rows <= 64
     return GpuCase(
-        f"linear, {quantization or 'bf16'}", f"{rows} x {columns} x {depth}", lambda: layer(x),
+        f"linear, {name}", f"{rows} x {columns} x {depth}", lambda: layer(x),
         check, bytes=layer.nbytes if few else 0, flops=0 if few else 2 * rows * columns * depth,
     )  # fmt: skip
 
@@ -100,4 +111,6 @@ def layer_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
         for shape in shapes.values():
             for quantization in (None, *kernels.quantizations):
                 yield linear_case(kernels, quantization, rows, shape)
+            if "fp8" in kernels.quantizations and (small or rows >= MANY_ROWS):
+                yield linear_case(kernels, "fp8", rows, shape, by_library=False)
     yield lora_case(kernels, 5 if small else 64, (48, 64) if small else (4096, 4096))

@@ -215,6 +215,7 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 64": lambda: paged(1, 8192, size=64),
     "prefill bf16 head 128": lambda: paged(1, 8192),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
+    "prefill bf16 head 256, e4m3 KV": lambda: paged(1, 8192, size=256, cache=E4M3, scales="tensor"),
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
     "prefill bf16, e4m3 KV, a scale": lambda: paged(1, 8192, cache=E4M3, scales="tensor"),
     "prefill bf16, e4m3 KV, scales by token": lambda: paged(1, 8192, cache=E4M3, scales="token"),
@@ -250,7 +251,7 @@ CASES: dict[str, Case] = {
     "int4 product, prefill": lambda: product("int4", 4096),
     "fp8 product, decode": lambda: product("fp8", 16),
     "fp8 product, 64 rows": lambda: product("fp8", 64),
-    "fp8 product, prefill": lambda: product("fp8", 4096),
+    "fp8 product, prefill": lambda: product("fp8", 4096, F16),
 }
 """Each case launches one kernel or a few."""
 

@@ -54,17 +54,21 @@ def check_cache_scales(
 
 
 def as_operands(
-    key_cache: Tensor, value_cache: Tensor, target: Target
+    key_cache: Tensor, value_cache: Tensor, target: Target, phase: str
 ) -> tuple[Tensor, Tensor, int]:
-    """The caches, and how the kernel reads fp8 ones, which it gets as bytes; see `to_operand`."""
+    """The caches, and how the kernel reads fp8 ones, which it gets as bytes; see `to_operand`.
+
+    Decodes get eight-bit caches as pairs of bytes. (Prompts, whose products read shared memory,
+    write values there once more in any case.)
+    """
     kind = KINDS.get(key_cache.dtype, 0)
-    if kind == 0:
+    size = key_cache.shape[3]
+    paired = phase == "decode" and key_cache.dtype.itemsize == 1 and size % 2 == 0 and size > 16
+    if kind == 0 and not paired:
         return key_cache, value_cache, 0
-    return (
-        key_cache.view(torch.uint8),
-        value_cache.view(torch.uint8),
-        kind + 2 if target.native_fp8 else kind,
-    )
+    seen_as = torch.uint16 if paired else torch.uint8
+    fp8 = kind + 2 if kind and target.native_fp8 else kind
+    return key_cache.view(seen_as), value_cache.view(seen_as), fp8
 
 
 def paged_attention(
@@ -107,7 +111,7 @@ def paged_attention(
     wanted = max(group, min(DECODE_ROWS, group * queries))
     tile = tile_for(target, phase, padded, wanted, *widths)
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
-    keys, values, fp8 = as_operands(args.key_cache, args.value_cache, target)
+    keys, values, fp8 = as_operands(args.key_cache, args.value_cache, target, phase)
     shape: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": size, "PADDED": padded}
     # Weights times a token's scale may be too small for float16.
     halves = q.dtype == torch.bfloat16 and fp8 > 0 and scales != "token"

@@ -62,9 +62,78 @@ def to_operand(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
         return x.to(like)
 
 
+#: Two pairs of e4m3 -> their first bytes and their second ones, as float16.
+E4M3_PAIRS = tl.constexpr("""{
+    .reg .b32 sorted;
+    .reg .b16 first, second;
+    prmt.b32 sorted, $2, 0, 0x3120;
+    mov.b32 {first, second}, sorted;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+}""")
+#: The same of e5m2, which is float16's upper half.
+E5M2_PAIRS = tl.constexpr("""{
+    .reg .b32 moved;
+    shl.b32 moved, $2, 8;
+    and.b32 $0, moved, 0xff00ff00;
+    and.b32 $1, $2, 0xff00ff00;
+}""")
+#: The same of int8, as bfloat16: seven bits under 128's exponent give 128 and as much more, of
+#: which 128 are taken, and 256 where the eighth bit, that of -128, is set.
+INT8_PAIRS = tl.constexpr("""{
+    .reg .b32 one, large, minus, other, bits, less;
+    mov.b32 one, 0x3f803f80;
+    mov.b32 large, 0x43004300;
+    mov.b32 minus, 0xc300c300;
+    shr.u32 other, $2, 8;
+    lop3.b32 bits, $2, 0x007f007f, large, 0xea;
+    lop3.b32 less, $2, 0x00800080, minus, 0xea;
+    fma.rn.bf16x2 $0, bits, one, less;
+    lop3.b32 bits, other, 0x007f007f, large, 0xea;
+    lop3.b32 less, other, 0x00800080, minus, 0xea;
+    fma.rn.bf16x2 $1, bits, one, less;
+}""")
+
+
+@triton.jit
+def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
+    """Pairs of bytes [KEYS, N] -> the values of the first bytes, and those of the second ones.
+
+    What loads matrices from shared memory can turn pairs about, while single bytes would be loaded
+    one by one. FP8 as in `to_operand`; 0 is int8.
+    """
+    if FP8 == 3:
+        low, high = tl.inline_asm_elementwise(
+            E4M3_PAIRS, "=&r,=&r,r", [x], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    elif FP8 == 4:
+        low, high = tl.inline_asm_elementwise(
+            E5M2_PAIRS, "=&r,=&r,r", [x], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    elif FP8 == 2:
+        low = (x << 8).to(tl.float16, bitcast=True)
+        high = (x & 0xFF00).to(tl.float16, bitcast=True)
+    elif FP8 == 1:
+        low = decode_fp8(x & 0xFF, 1)
+        high = decode_fp8(x >> 8, 1)
+    elif like == tl.bfloat16:
+        # Not in the interpreter, where bfloat16 is float32.
+        low, high = tl.inline_asm_elementwise(
+            INT8_PAIRS, "=&r,=&r,r", [x], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        whole = x.to(tl.int16, bitcast=True)
+        low = (whole << 8) >> 8
+        high = whole >> 8
+    if UPCAST:
+        return low.to(tl.float32), high.to(tl.float32)
+    else:
+        return low.to(like), high.to(like)
+
+
 @triton.jit
 def attend(
-    accumulated, best, total, q, position, start, low, high, dims,
+    accumulated, beside, best, total, q, q_beside, position, start, low, high, dims,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
@@ -73,12 +142,14 @@ def attend(
 ):  # fmt: skip
     """One step of the online softmax over the keys [start, start + KEYS).
 
-    `factor` of products, a number or one a row [ROWS, 1]. Keys and values are multiplied in q's
-    type.
+    `factor` [ROWS] of products, over 0. Keys and values are multiplied in q's type.
 
     Scores are kept times log2(e), so that the exponentials are powers of two. Without MASKED, all
-    queries see all of the keys. Returns (accumulated, best, total).
+    queries see all of the keys. Caches of pairs of bytes have one value in `accumulated` and q,
+    the other in `beside` and `q_beside`. Returns (accumulated, beside, best, total).
     """
+    PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
+    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
     offsets = start + tl.arange(0, KEYS)
     seen = (offsets >= low) & (offsets < high)
     if KEYS <= PAGE and PAGE % KEYS == 0:
@@ -91,19 +162,29 @@ def attend(
         else:
             pages = tl.load(table + offsets // PAGE).to(tl.int64)
         token = (pages * KV_HEADS + kv_head) * PAGE + offsets % PAGE
-    at = token * HEAD_SIZE
-    keys = load_tile(key_cache, at, seen, dims, HEAD_SIZE, MASKED)
-    keys = to_operand(keys, q.dtype, FP8, UPCAST)
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    at = token * WIDTH
+    keys = load_tile(key_cache, at, seen, dims, WIDTH, MASKED)
+    if PAIRED:
+        keys, keys_beside = to_operands(keys, q.dtype, FP8, UPCAST)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(q_beside, tl.trans(keys_beside), scores, input_precision=PRECISION)
+    else:
+        keys = to_operand(keys, q.dtype, FP8, UPCAST)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     if TOKEN_SCALES:
         # Of tokens that aren't seen nothing may be known, not even a finite scale.
         scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
     if CAPPED:
         # tanh by a power of two; 2^(inf) gives 1, 2^(-inf) gives -1.
-        doubled = tl.exp2(scores * (factor * 2.0 * LOG2E / soft_cap))
+        doubled = tl.exp2(scores * (factor * (2.0 * LOG2E / soft_cap))[:, None])
         scores = (soft_cap * LOG2E) * (1.0 - 2.0 / (1.0 + doubled))
+        unit = tl.full((q.shape[0],), 1.0, tl.float32)
+    elif ALIBI:
+        scores *= (factor * LOG2E)[:, None]
+        unit = tl.full((q.shape[0],), 1.0, tl.float32)
     else:
-        scores *= factor * LOG2E
+        # Only the largest is multiplied: the others with what is subtracted from them.
+        unit = factor * LOG2E
     if ALIBI:
         distance = offsets[None, :] - position[:, None]
         scores += (slope * LOG2E)[:, None] * distance.to(tl.float32)
@@ -112,14 +193,21 @@ def attend(
         if WINDOW:
             visible = visible & (offsets[None, :] > position[:, None] - sliding_window)
         scores = tl.where(visible, scores, float("-inf"))
-    higher = tl.maximum(best, tl.max(scores, 1))
-    weights = tl.exp2(scores - higher[:, None])
+    higher = tl.maximum(best, tl.max(scores, 1) * unit)
+    weights = tl.exp2(scores * unit[:, None] - higher[:, None])
     shrink = tl.exp2(best - higher)
     total = total * shrink + tl.sum(weights, 1)
     accumulated = accumulated * shrink[:, None]
-    values = load_tile(value_cache, at, seen, dims, HEAD_SIZE, MASKED)
-    values = to_operand(values, q.dtype, FP8, UPCAST)
+    if PAIRED:
+        beside = beside * shrink[:, None]
+    values = load_tile(value_cache, at, seen, dims, WIDTH, MASKED)
     if TOKEN_SCALES:
         weights *= tl.load(value_scales + token, mask=seen, other=0.0)[None, :]
-    accumulated = tl.dot(weights.to(values.dtype), values, accumulated, input_precision=PRECISION)
-    return accumulated, higher, total
+    weights = weights.to(q.dtype)
+    if PAIRED:
+        values, values_beside = to_operands(values, q.dtype, FP8, UPCAST)
+        beside = tl.dot(weights, values_beside, beside, input_precision=PRECISION)
+    else:
+        values = to_operand(values, q.dtype, FP8, UPCAST)
+    accumulated = tl.dot(weights, values, accumulated, input_precision=PRECISION)
+    return accumulated, beside, higher, total

@@ -21,8 +21,8 @@ SHARED_8 = 166_912
 class Tile:
     """How one kernel is cut up and scheduled.
 
-    `registers` holds a thread to so many where keys and values are of 16 bits: what lets one more
-    program run on each processor, and still spills nothing. `programs` run on a processor side by
+    `registers` holds a thread to so many: what lets one more program run on each processor, and
+    still spills next to nothing. `programs` run on a processor side by
     side, at least: where keys are split, there are so many and no more.
     """
 
@@ -39,8 +39,8 @@ class Tile:
 #: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
 TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     (8, "prefill"): {
-        64: Tile(128, 64, 8, 3),
-        128: Tile(128, 32, 8, 3),
+        64: Tile(128, 64, 8, 5),
+        128: Tile(128, 32, 8, 5),
         256: Tile(64, 32, 8, 3),
     },
     (8, "decode"): {
@@ -51,7 +51,7 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     (9, "prefill"): {
         64: Tile(128, 128, 8, 5),
         128: Tile(128, 128, 8, 5),
-        256: Tile(128, 64, 8, 3),
+        256: Tile(128, 32, 8, 7),
     },
     (9, "decode"): {
         64: Tile(16, 128, 4, 6, None, 3),
@@ -102,10 +102,9 @@ def tile_for(
         warps = max(tile.warps, min(16, rows // 16))
         programs = 2 if rows <= 64 and architecture_of(target) >= 9 else 1
         return replace(tile, rows=rows, warps=warps, registers=None, programs=programs)
-    if itemsize == 2 and cache_itemsize != 2:
+    if itemsize == 2 and cache_itemsize != 2 and phase == "prefill":
         # Keys and values that are converted need registers.
-        keys = min(64, tile.keys) if phase == "prefill" else tile.keys
-        return replace(tile, keys=keys, registers=None, programs=min(2, tile.programs))
+        return replace(tile, keys=min(64, tile.keys))
     return tile
 
 

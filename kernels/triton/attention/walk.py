@@ -34,14 +34,14 @@ def load_queries(
         q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + dims[None, :],
         mask=inside, other=0.0,
     )  # fmt: skip
-    factor = 1.0
+    factor = tl.full((ROWS,), 1.0, tl.float32)
     if HALVES:
         tile = tile.to(tl.float32)
         exponent = tl.max(tl.abs(tile), 1).to(tl.int32, bitcast=True) >> 23
         exponent = tl.minimum(tl.maximum(exponent, 15), 254)
         # 2^14 over the largest value's power of two, and the inverse.
         larger = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-        factor = ((exponent - 14) << 23).to(tl.float32, bitcast=True)[:, None]
+        factor = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         tile = (tile * larger[:, None]).to(tl.float16)
     if UPCAST:
         tile = tile.to(tl.float32)
@@ -90,30 +90,42 @@ def walk(
 
     Returns (accumulated, best, total): sums of values and of weights, and their exponents.
     """
-    dims = tl.arange(0, PADDED)
-    accumulated = tl.zeros((q.shape[0], PADDED), tl.float32)
+    PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
+    NUMBERS: tl.constexpr = PADDED // 2 if PAIRED else PADDED
+    # Of 0 times minus infinity nothing could be said; so small a factor is as good as 0.
+    factor = tl.maximum(factor, 1.0e-30)
+    dims = tl.arange(0, NUMBERS)
+    accumulated = tl.zeros((q.shape[0], NUMBERS), tl.float32)
+    if PAIRED:
+        q, q_beside = tl.split(tl.reshape(q, (q.shape[0], NUMBERS, 2)))
+        beside = accumulated
+    else:
+        q_beside = 0.0
+        beside = 0.0
     if WINDOW:
         for at in tl.range(start, plain, KEYS):
-            accumulated, best, total = attend(
-                accumulated, best, total, q, position, at, low, high, dims,
+            accumulated, beside, best, total = attend(
+                accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
                 key_cache, value_cache, table, key_scales, value_scales, kv_head,
                 factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
                 WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
             )  # fmt: skip
     for at in tl.range(plain, diagonal, KEYS):
-        accumulated, best, total = attend(
-            accumulated, best, total, q, position, at, low, high, dims,
+        accumulated, beside, best, total = attend(
+            accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
         )  # fmt: skip
     for at in tl.range(diagonal, stop, KEYS):
-        accumulated, best, total = attend(
-            accumulated, best, total, q, position, at, low, high, dims,
+        accumulated, beside, best, total = attend(
+            accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
         )  # fmt: skip
+    if PAIRED:
+        accumulated = tl.interleave(accumulated, beside)
     return accumulated, best, total
 
 

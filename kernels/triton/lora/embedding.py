@@ -11,8 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.lora import EmbeddingWeights, LoraPart, PackedLora
-from kernels.triton.lora.kernel import RANKS
+from kernels.triton.lora.entry import FACTORS, INNER, RANK, RANKS, entry_of
 from kernels.triton.lora.pack import blocks_of, padded_rank
+
+#: Numbers of an entry of rows: addresses of a whole table, of single tokens' names and of their
+#: values, 0 for none; how many such tokens there are, and the largest power of two among that.
+TABLE = tl.constexpr(0)
+NAMES = tl.constexpr(1)
+VALUES = tl.constexpr(2)
+COUNT = tl.constexpr(3)
+POWER = tl.constexpr(4)
 
 
 @triton.jit
@@ -29,23 +37,23 @@ def embed_kernel(
     wanted = (column < COLUMNS)[None, :]
     each = tl.arange(0, RANKS)
     for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
-        owner = tl.load(owners + tile).to(tl.int64) * 8
+        owner = tl.load(owners + tile)
         row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
         there = row >= 0
         token = tl.load(ids + row, mask=there, other=0)
-        entry = rows_table + owner
+        entry = entry_of(rows_table, owner)
         to = x + row[:, None] * x_stride + column[None, :]
-        if tl.load(entry) != 0:
-            table = tl.load(entry).to(tl.pointer_type(dtype.dtype.element_ty))
+        if tl.load(entry + TABLE) != 0:
+            table = tl.load(entry + TABLE).to(tl.pointer_type(dtype.dtype.element_ty))
             inside = there[:, None] & wanted
             own = tl.load(table + token[:, None] * COLUMNS + column[None, :], mask=inside)
             tl.store(to, own.to(x.dtype.element_ty), mask=inside)
-        some = tl.load(entry + 3)
+        some = tl.load(entry + COUNT)
         if some != 0:
-            names = tl.load(entry + 1).to(tl.pointer_type(tl.int64))
+            names = tl.load(entry + NAMES).to(tl.pointer_type(tl.int64))
             # How many of the ascending names are below the token, by bits.
             below = tl.zeros((TILE,), tl.int64)
-            power = tl.load(entry + 4)
+            power = tl.load(entry + POWER)
             while power > 0:
                 place = below + power - 1
                 less = tl.load(names + place, mask=place < some, other=9223372036854775807) < token
@@ -53,14 +61,14 @@ def embed_kernel(
                 power = power >> 1
             named = tl.load(names + below, mask=below < some, other=-1) == token
             inside = (there & named)[:, None] & wanted
-            values = tl.load(entry + 2).to(tl.pointer_type(dtype.dtype.element_ty))
+            values = tl.load(entry + VALUES).to(tl.pointer_type(dtype.dtype.element_ty))
             own = tl.load(values + below[:, None] * COLUMNS + column[None, :], mask=inside)
             tl.store(to, own.to(x.dtype.element_ty), mask=inside)
-        entry = ranks_table + owner
-        ranks = tl.load(entry + 4).to(tl.int32)
+        entry = entry_of(ranks_table, owner)
+        ranks = tl.load(entry + RANK).to(tl.int32)
         if tl.program_id(0) == 0:
-            inner = tl.load(entry).to(tl.pointer_type(dtype.dtype.element_ty))
-            factors = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
+            inner = tl.load(entry + INNER).to(tl.pointer_type(dtype.dtype.element_ty))
+            factors = tl.load(entry + FACTORS).to(tl.pointer_type(tl.float32))
             for rank in tl.range(0, ranks, RANKS):
                 at = token[:, None] * ranks + rank + each[None, :]
                 own = tl.load(inner + at, mask=there[:, None], other=0.0).to(tl.float32)

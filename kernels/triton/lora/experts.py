@@ -15,7 +15,14 @@ from torch import Tensor
 from kernels.lora_slots import LoraRows, RowGroups
 from kernels.triton.grouped.align import Groups
 from kernels.triton.launch import INTERPRETED, launch
-from kernels.triton.lora.kernel import COLUMN_BLOCK, RANKS
+from kernels.triton.lora.entry import (
+    CHANGES,
+    COLUMN_BLOCK,
+    RANKS,
+    entry_of,
+    expand_rows,
+    shrink_rows,
+)
 
 _RANKS: int = RANKS.value
 _TILE = 16
@@ -42,6 +49,20 @@ def owners_of(rows: LoraRows, count: int) -> Tensor:
     return owners
 
 
+@triton.jit
+def owners_of_tile(owners, order, tile, rows, SHARED: tl.constexpr, TILE: tl.constexpr):
+    """(rows of a tile, the tokens that they are of, their adapters' slots, -1 for none)."""
+    place = tl.load(order + tile * TILE + tl.arange(0, TILE))
+    source = (place // SHARED).to(tl.int64)
+    return place.to(tl.int64), source, tl.load(owners + source, mask=place < rows, other=-1)
+
+
+@triton.jit
+def turn_after(owner, current):
+    """The slot that has its turn after `current`: the next smaller one; -1: that was the last."""
+    return tl.max(tl.where(owner < current, owner, -1), 0)
+
+
 @triton.jit(do_not_specialize=("rows",))
 def expert_shrink_kernel(
     h, x, table, owners, order, group_of, rows, x_stride, width,
@@ -50,46 +71,20 @@ def expert_shrink_kernel(
 ):  # fmt: skip
     """Grid (programs of ranks, tiles, SPLITS): h[split, row] = factors * x[row // SHARED] A^T."""
     tile = tl.program_id(1)
-    group = tl.load(group_of + tile).to(tl.int64)
+    group = tl.load(group_of + tile)
     if group < 0:
         return
-    share: tl.constexpr = (DEPTH + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-    first = tl.program_id(2) * share
-    last = tl.minimum(first + share, DEPTH)
-    depth = tl.arange(0, BLOCK_K)
-    each = tl.arange(0, RANKS)
-    place = tl.load(order + tile * TILE + tl.arange(0, TILE))
-    there = place < rows
-    source = (place // SHARED).to(tl.int64)
-    owner = tl.load(owners + source, mask=there, other=-1)
-    left = x + source[:, None] * x_stride + depth[None, :]
+    place, source, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
     current = tl.max(owner, 0)
     while current >= 0:
-        mine = owner == current
-        leads = tl.load(table + current.to(tl.int64) * 8)
+        leads = tl.load(entry_of(table, current))
         if leads != 0:
-            entry = leads.to(tl.pointer_type(tl.int64)) + group * 8
-            matrix = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
-            factors = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
-            ranks = tl.load(entry + 4).to(tl.int32)
-            for rank in tl.range(tl.program_id(0) * RANKS, ranks, tl.num_programs(0) * RANKS):
-                right = matrix + (rank + each)[None, :].to(tl.int64) * DEPTH + depth[:, None]
-                if DEPTH % 16 == 0:
-                    # Of an address from a table the compiler knows nothing: torch aligns all.
-                    right = tl.multiple_of(right, (16, 16))
-                total = tl.zeros((TILE, RANKS), tl.float32)
-                for start in tl.range(first, last, BLOCK_K):
-                    inside = start + depth < DEPTH
-                    a = tl.load(left + start, mask=mine[:, None] & inside[None, :], other=0.0)
-                    b = tl.load(right + start, mask=inside[:, None], other=0.0)
-                    if UPCAST:
-                        a = a.to(tl.float32)
-                        b = b.to(tl.float32)
-                    total = tl.dot(a, b, total, input_precision=PRECISION)
-                total *= tl.load(factors + rank + each)[None, :]
-                to = (tl.program_id(2).to(tl.int64) * rows + place) * width
-                tl.store(h + to[:, None] + (rank + each)[None, :], total, mask=mine[:, None])
-        current = tl.max(tl.where(owner < current, owner, -1), 0)
+            entry = entry_of(leads.to(tl.pointer_type(tl.int64)), group)
+            shrink_rows(
+                h, x, entry, source, place, owner == current, rows, x_stride, width,
+                DEPTH, TILE, BLOCK_K, SPLITS, PRECISION, UPCAST,
+            )  # fmt: skip
+        current = turn_after(owner, current)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -101,47 +96,27 @@ def expert_expand_kernel(
     """Grid (blocks of columns, tiles): y[row] += h[row] B^T. `dtype`: a pointer to B's kind."""
     block = tl.program_id(0)
     tile = tl.program_id(1)
-    group = tl.load(group_of + tile).to(tl.int64)
+    group = tl.load(group_of + tile)
     if group < 0:
         return
-    own = tl.arange(0, BLOCK_N)
-    column = block * BLOCK_N + own
-    each = tl.arange(0, RANKS)
-    place = tl.load(order + tile * TILE + tl.arange(0, TILE))
-    there = place < rows
-    owner = tl.load(owners + (place // SHARED).to(tl.int64), mask=there, other=-1)
-    at = place.to(tl.int64)
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    place, _, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
+    to = y + place[:, None] * y_stride + column[None, :]
     current = tl.max(owner, 0)
     while current >= 0:
-        mine = owner == current
-        leads = tl.load(table + current.to(tl.int64) * 8)
+        leads = tl.load(entry_of(table, current))
         if leads != 0:
-            entry = leads.to(tl.pointer_type(tl.int64)) + group * 8
-            if tl.load(entry + 7) != 0:
+            entry = entry_of(leads.to(tl.pointer_type(tl.int64)), group)
+            if tl.load(entry + CHANGES) != 0:
+                mine = owner == current
                 inside = mine[:, None] & (column < COLUMNS)[None, :]
-                to = y + at[:, None] * y_stride + column[None, :]
                 total = tl.load(to, mask=inside, other=0.0).to(tl.float32)
-                where = tl.load(entry + 2).to(tl.pointer_type(tl.int32)) + block * 3
-                offset = tl.multiple_of(tl.load(where), 16)
-                start = tl.multiple_of(tl.load(where + 1), 16)
-                ranks = tl.multiple_of(tl.load(where + 2), 16)
-                matrix = tl.load(entry + 1).to(tl.pointer_type(dtype.dtype.element_ty))
-                right = matrix + offset + own[None, :] * ranks + each[:, None]
-                right = tl.multiple_of(right, (16, 16))
-                left = h + at[:, None] * width + start + each[None, :]
-                for rank in tl.range(0, ranks, RANKS):
-                    low = tl.zeros((TILE, RANKS), tl.float32)
-                    for split in range(SPLITS):
-                        part = left + split * rows.to(tl.int64) * width + rank
-                        low += tl.load(part, mask=mine[:, None], other=0.0)
-                    b = tl.load(right + rank)
-                    a = low.to(b.dtype)
-                    if UPCAST:
-                        a = a.to(tl.float32)
-                        b = b.to(tl.float32)
-                    total = tl.dot(a, b, total, input_precision=PRECISION)
+                total = expand_rows(
+                    total, h, entry, place, mine, block, rows, width, dtype,
+                    TILE, BLOCK_N, SPLITS, PRECISION, UPCAST,
+                )  # fmt: skip
                 tl.store(to, total.to(y.dtype.element_ty), mask=inside)
-        current = tl.max(tl.where(owner < current, owner, -1), 0)
+        current = turn_after(owner, current)
 
 
 def add_experts(

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from kernels.lora import LoraPart, LoraWeights, PackedLora, check_lora
-from kernels.triton.lora.kernel import COLUMN_BLOCK, RANKS
+from kernels.triton.lora.entry import COLUMN_BLOCK, RANKS
 
 _RANKS: int = RANKS.value
 

@@ -24,11 +24,21 @@ from kernels.lora_slots import (
 )
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.lora.embedding import TritonEmbeddingRanks, TritonEmbeddingRows, embed_kernel
+from kernels.triton.lora.entry import (
+    CHANGES,
+    COLUMN_BLOCK,
+    FIELDS,
+    GAIN,
+    INNER,
+    RANKS,
+    SHIFT,
+)
 from kernels.triton.lora.experts import add_experts, one_group, owners_of
-from kernels.triton.lora.kernel import COLUMN_BLOCK, FIELDS, RANKS, expand_kernel, shrink_kernel
+from kernels.triton.lora.kernel import expand_kernel, shrink_kernel
 from kernels.triton.lora.pack import TritonLora, padded_rank
 
 _RANKS: int = RANKS.value
+_FIELDS: int = FIELDS.value
 FEW_ROWS = 512
 """Up to so many rows, tiles are small and the depth of a shrink is split."""
 _KINDS = (TritonLora, TritonEmbeddingRanks, TritonEmbeddingRows)
@@ -56,7 +66,7 @@ class TritonLoraSlots(LoraSlots):
         self._alike, self._experts = alike, experts
         self._index = {place: index for index, place in enumerate(places)}
         self._widths = [parts * padded_rank(most_rank) for parts in places.values()]
-        shape = (len(places), most, FIELDS)
+        shape = (len(places), most, _FIELDS)
         self.table = torch.zeros(shape, dtype=torch.int64, device=device)
         #: Of the numbers' kind; kernels look at no number of it.
         self._kind = torch.empty(1, dtype=dtype, device=device)
@@ -88,7 +98,7 @@ class TritonLoraSlots(LoraSlots):
 
     def put(self, layers: LayerLoras) -> SlotTable:
         """See `LoraSlots.put`."""
-        entries = torch.zeros(len(self._index), FIELDS, dtype=torch.int64)
+        entries = torch.zeros(len(self._index), _FIELDS, dtype=torch.int64)
         #: Of places whose rows have an expert each: what `entries` point to.
         mixtures: dict[int, Tensor] = {}
         for number, layer in enumerate(layers):
@@ -101,7 +111,7 @@ class TritonLoraSlots(LoraSlots):
                     entries[at] = torch.tensor(lora.entry())
                     continue
                 if at not in mixtures:
-                    shape = (self._experts, FIELDS)
+                    shape = (self._experts, _FIELDS)
                     mixtures[at] = torch.zeros(shape, dtype=torch.int64)
                 mixtures[at][int(expert)] = torch.tensor(lora.entry())
         held = [layers, *(self._point(entries[at], own) for at, own in mixtures.items())]
@@ -117,10 +127,11 @@ class TritonLoraSlots(LoraSlots):
 
     def _point(self, entry: Tensor, experts: Tensor) -> Tensor:
         """Have a place's entry lead to those of its experts; what must be kept."""
-        if experts[:, 5:7].any():
+        if experts[:, GAIN.value : SHIFT.value + 1].any():
             raise ValueError("experts have adapters of matrices alone")
         there = experts.to(self._device)
-        entry[0], entry[FIELDS - 1] = there.data_ptr(), 1
+        # Of a place of experts the first number is the address of their entries.
+        entry[INNER.value], entry[CHANGES.value] = there.data_ptr(), 1
         return there
 
     def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:

@@ -23,6 +23,7 @@ from kernels.triton.quantized.products import (
     int4_product_kernel,
     int8_product_kernel,
 )
+from kernels.triton.quantized.scaled import library_multiplies, scaled_product
 from kernels.triton.quantized.tiles import (
     ProductTile,
     counters,
@@ -228,6 +229,8 @@ class Fp8Linear(QuantisedLinear):
 
     held = ("bits", "scales", "bias")
     narrows = True
+    by_library: bool = True
+    """Many rows are multiplied by the vendor's library, where it has such a product."""
 
     def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = bits.shape
@@ -235,11 +238,20 @@ class Fp8Linear(QuantisedLinear):
         self.nbytes = bits.nbytes + scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
-        tile, grid = self._cut(len(x), by, x.device)
-        native = target_of(x.device).native_fp8
+        target = target_of(x.device)
+        native = target.native_fp8
         eight, scales = native or INTERPRETED, None
         if eight:
             x, scales = round_rows(x)
+        plain = by is None and not self.alike and self.by_library
+        if (
+            scales is not None
+            and plain
+            and library_multiplies(len(x), self.bits, out.dtype, target)
+        ):
+            scaled_product(out, x, scales, self.bits, self.scales, self.bias)
+            return
+        tile, grid = self._cut(len(x), by, x.device)
         wide = x.dtype == torch.float32
         launch(
             fp8_product_kernel, grid, out, x, scales, self.bits, self.scales, self.bias,

@@ -94,6 +94,14 @@ def test_a_few_tokens_a_sequence_are_verified_together(queries):
     check(make_batch([(queries, 70), (queries, queries), (1, 9)], size=16, heads=4, kv_heads=2))
 
 
+@pytest.mark.parametrize("sequences", [DECODES, PROMPTS], ids=["decode", "prompt"])
+def test_a_scale_of_nothing_weighs_all_keys_alike(sequences):
+    """As of a cache whose keys were all 0 when its scale was found."""
+    batch = make_batch(sequences, size=32)
+    args = AttentionArgs(**{**batch.arguments(), "scale": 0.0})
+    assert_close(paged_attention(args), oracle.paged_attention(args), torch.float32, 4.0)
+
+
 def test_long_contexts_are_split_unasked():
     check(make_batch([(1, 600)], size=32, heads=2, kv_heads=1))
 
@@ -135,6 +143,18 @@ def test_eight_bit_caches(dtype, scaling):
     expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
     got = paged_attention(AttentionArgs(**batch.arguments(), **given))
     assert_close(got, expected, torch.float32, 8.0)
+
+
+@pytest.mark.parametrize("size", [16, 33, 40, 256])
+@pytest.mark.parametrize(("dtype", "scaling"), [EIGHT_BITS[1], EIGHT_BITS[4], EIGHT_BITS[-1]])
+def test_heads_of_every_size_meet_caches_of_eight_bits(dtype, scaling, size):
+    """Of an even size they are read by pairs of bytes in decodes, and by single ones in prompts."""
+    for sequences in ([(1, 37), (0, 9), (3, 70)], [(17, 40)]):
+        batch = make_batch(sequences, size=size, heads=2, kv_heads=1)
+        plain, given = in_eight_bits(batch, dtype, scaling)
+        expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
+        got = paged_attention(AttentionArgs(**batch.arguments(), **given))
+        assert_close(got, expected, torch.float32, 8.0)
 
 
 @pytest.mark.parametrize(
