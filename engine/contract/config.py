@@ -187,9 +187,7 @@ class EngineConfig(Settings):
         "classes that change the logits of every step, as module:Class; see docs/extending/"
         "logits-processor.md",
     )
-    enable_prompt_embeds: bool = option(
-        False, "accept prompts as embedding vectors (offline only, from trusted callers)"
-    )
+    enable_prompt_embeds: bool = option(False, "accept prompts as embedding vectors, prompt_embeds")
     max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = option(
         True, "compute long prompts in pieces, over several steps"

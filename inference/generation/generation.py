@@ -80,7 +80,7 @@ class Generation:
                 )
                 for index in range(job.sampling.num_sequences)
             ]
-            for number, prompt in enumerate(job.prompts)
+            for number, prompt in enumerate(map(job.known_prompt, range(len(job.prompts))))
         ]
         self.first_token_at: float | None = None
         self.admitted_at = time.perf_counter()

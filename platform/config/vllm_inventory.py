@@ -38,7 +38,6 @@ WITHOUT_EFFECT = {
     "modalities": "answers are text alone",
     "moderation": "`/v1/moderations`",
     "prediction": "the engine drafts for itself: [speculation](speculation.md)",
-    "prompt_embeds": "text or token ids",
     "verbosity": "no model reads it; the prompt can say it",
     "web_search_options": "nothing searches the web; a tool of the client's can",
 }

@@ -31,7 +31,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
-    "prompt_embeds": (),
     # What SDKs take apart before they send.
     "extra_body": (),
 }

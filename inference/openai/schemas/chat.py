@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -14,7 +15,7 @@ from pydantic import (
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Refused
+from inference.openai.schemas.base import UNSUPPORTED, Refused
 from inference.openai.schemas.messages import Messages
 from inference.openai.schemas.sampling import SamplingFields
 from inference.openai.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
@@ -42,6 +43,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ChatRequest(SamplingFields):
     """A chat to go on with."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "prompt_embeds": ()}
 
     messages: Messages
     store: bool | None = False
