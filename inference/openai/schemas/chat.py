@@ -139,11 +139,6 @@ class ChatRequest(SamplingFields):
             )
 
     def _check_limits(self) -> None:
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise InvalidRequest(
-                "max_tokens and max_completion_tokens contradict each other.", param="max_tokens"
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -223,6 +218,12 @@ class ChatRequest(SamplingFields):
     def custom_tools(self) -> frozenset[str]:
         """Names of those whose calls hold a text instead of arguments."""
         return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
+
+    def ignored_fields(self) -> list[str]:
+        """The older name of the limit too, where both are there and differ."""
+        older, newer = self.max_tokens, self.max_completion_tokens
+        beside = newer is not None and older not in (None, newer)
+        return sorted([*super().ignored_fields(), *(["max_tokens"] if beside else [])])
 
     @property
     def output_limit(self) -> int | None:
