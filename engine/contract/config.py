@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
+from engine.contract.generation_overrides import check_overrides
 from engine.contract.load_formats import LOAD_FORMATS, OTHER_FORMATS, SAME_FORMATS, checked_format
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
@@ -187,9 +188,7 @@ class EngineConfig(Settings):
         "classes that change the logits of every step, as module:Class; see docs/extending/"
         "logits-processor.md",
     )
-    enable_prompt_embeds: bool = option(
-        False, "accept prompts as embedding vectors (offline only, from trusted callers)"
-    )
+    enable_prompt_embeds: bool = option(False, "accept prompts as embedding vectors, prompt_embeds")
     max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = option(
         True, "compute long prompts in pieces, over several steps"
@@ -273,6 +272,12 @@ class EngineConfig(Settings):
         "auto: sampling defaults of the model's generation_config.json; vllm: none",
         choices=("auto", "vllm"),
     )
+    override_generation_config: dict[str, Any] | None = option(  # noqa: RUF009
+        None,
+        "JSON whose values replace those of the model's generation_config.json, whichever of it is "
+        'used: {"temperature": 0.6, "top_p": 0.95}',
+        json=True,
+    )
     chat_template: str | None = option(
         None, "file with the chat template, or its text; default: the model's"
     )
@@ -305,6 +310,7 @@ class EngineConfig(Settings):
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
+        check_overrides(self.override_generation_config or {})
         if self.speculative_config:
             SpeculativeConfig.from_mapping(self.speculative_config)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:

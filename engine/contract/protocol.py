@@ -30,6 +30,7 @@ import msgspec
 
 from engine.contract.adapters import AdapterRef
 from engine.contract.pooling_params import PoolingParams
+from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
@@ -146,6 +147,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         request_id: unique; outputs carry it.
         gateway_id: whose outbox gets the outputs.
         prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
+        prompt_embeds: vectors in the place of the ids' own, which mean nothing then; None: none.
         sampling: validated again by the engine against the vocabulary and the context.
         pooling: what a pooling model is to do instead; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
@@ -181,6 +183,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     skip_indices: list[int] = msgspec.field(default_factory=list)
     token_cap: int | None = None
     trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
+    prompt_embeds: PromptEmbeds | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):

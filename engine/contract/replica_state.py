@@ -68,7 +68,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `pooling` is for the latter. `cache_config` is what `vllm:cache_config_info` shows, as text.
     `io_processor` is the plug-in that reads and answers `data`, "" for none. `tool_call_parser` and
     `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
-    source of another than the folder's.
+    source of another than the folder's. `prompt_embeds_size` is how long vectors must be that stand
+    for a prompt's tokens, 0 where none may.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weights: list[WeightsInfo] = msgspec.field(default_factory=list)
     cache_config: dict[str, str] = msgspec.field(default_factory=dict)
     io_processor: str = ""
+    prompt_embeds_size: int = 0
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

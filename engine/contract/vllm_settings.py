@@ -75,7 +75,6 @@ _ONE_DEVICE = (
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
-_IN_SAMPLING = "give it with each request, in `SamplingParams`."
 _NO_MEDIA = "models are served for text alone."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
@@ -227,7 +226,6 @@ _OF_THE_MANUAL: tuple[Foreign, ...] = (
         "`pooler_config`",
         becomes=lambda value: {"pooler_config": dict(value)},
     ),
-    only("override_generation_config", dict, ({},), _IN_SAMPLING),
     only(
         "logprobs_mode",
         str,

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from torch import Tensor
 
 from engine.contract.config import EngineConfig
@@ -29,6 +30,7 @@ from engine.core.counters import EngineCounters
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
 from engine.core.input_processor import InputProcessor
+from engine.core.prompt_embeds import tensor_of
 from engine.core.request_spans import RequestSpans
 from engine.executor.factory import make_executor
 from engine.executor.outcome import Outcome
@@ -144,7 +146,8 @@ class EngineCore:
     ) -> Request:
         """Queue a request. Nothing is allocated before all checks have passed.
 
-        `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own.
+        `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own, as
+        the message's are.
 
         Raises:
             InvalidRequest: a field is out of range for this model, or the id is in use.
@@ -161,6 +164,9 @@ class EngineCore:
             )
         message = without_kv_quota(message, self.facts)
         self._input_processor.check(message)
+        if message.prompt_embeds is not None:
+            prompt_embeds = tensor_of(message.prompt_embeds)
+            message = msgspec.structs.replace(message, prompt_embeds=None)
         if message.adapter is not None:
             self.adapters.check(message.adapter)
         if prompt_embeds is not None:

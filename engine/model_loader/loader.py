@@ -96,6 +96,10 @@ def load_model(
     raw = with_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
     generation = read_generation_config(folder)
+    overrides = config.override_generation_config or {}
+    defaults = sampling_defaults(
+        overrides if config.generation_config == "vllm" else generation | overrides
+    )
     order = Order(folder, raw, config, ops, progress)
     try:
         files = tokenizer_folder(config, folder)
@@ -118,14 +122,12 @@ def load_model(
         tokenizer_folder=files,
         eos_token_ids=tuple(
             eos_ids(
-                generation,
+                generation | overrides,
                 (*spec.eos_token_ids, tokenizer.eos_token_id if tokenizer else None),
                 spec.vocab_size,
             )
         ),
-        default_sampling=(
-            {} if config.generation_config == "vllm" else sampling_defaults(generation)
-        ),
+        default_sampling=defaults,
         load_seconds=time.perf_counter() - started,
         pooler=built.pooler,
         io_processor=_io_processor(config, raw, built.pooler),

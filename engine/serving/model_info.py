@@ -34,6 +34,9 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         cache_config=cache_config(config, core),
         weights=summary(facts.load_report),
         io_processor=facts.io_processor,
+        prompt_embeds_size=(
+            facts.hidden_size if config.enable_prompt_embeds and facts.takes_embeds else 0
+        ),
     )
 
 

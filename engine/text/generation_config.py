@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.generation_overrides import SAMPLING_DEFAULTS
 from engine.contract.sampling_params import SamplingParams
 from engine.text.files import parse_object, read_text
 
 log = logging.getLogger(__name__)
-
-#: What generation_config.json may preset for requests that don't say.
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: in
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     """Sampling fields for requests that don't bring their own; values out of range are left out."""
     defaults: dict[str, Any] = {}
-    for name in _SAMPLING_DEFAULTS:
+    for name in SAMPLING_DEFAULTS:
         value = generation.get(name)
         if value is None:
             continue

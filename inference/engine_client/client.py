@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 import uuid
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Requests of one submission that are placed in one turn of the event loop.
 PLACED_AT_ONCE = 16
+#: Of a prompt of vectors, what says which replica may have its beginning.
+EMBEDS_BYTES = 16_384
 
 
 class EngineClient:
@@ -169,6 +172,8 @@ class EngineClient:
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
             scope = request.cache_namespace + digest_of(request.adapter)
+            if request.prompt_embeds is not None:
+                scope += hashlib.sha256(request.prompt_embeds.data[:EMBEDS_BYTES]).hexdigest()
             key = prefix_key(request.prompt_token_ids, scope)
             flight = Flight(request, number, submission.mailbox, model, key, stream=stream)
             if known is not None:

@@ -87,7 +87,7 @@ class GenerateView(GatewayView):
         completion = await parse_beside(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts
-        if len(prompts) != 1 or not isinstance(prompts[0], str):
+        if completion.embeds or len(prompts) != 1 or not isinstance(prompts[0], str):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
         served = await find_served(request.caller, completion.model, sticky=completion.sticky)

@@ -18,6 +18,8 @@ from tenants.errors import NotFound
 _encode = msgspec.json.Encoder().encode
 #: A replica in the middle of a long step answers after it.
 ANSWER_WITHIN_S = 10.0
+#: What vLLM's server answers when it's done.
+DONE = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
 #: As vLLM's server reads switches in a query.
 TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 
@@ -89,7 +91,11 @@ async def tell(
         *(_tell(client, name, command, timeout_s, details) for name in names)
     )
     done = all(answer["ok"] for answer in answers)
-    body = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
+    body: dict[str, Any] = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
+    if command in DONE and done:
+        body["status"] = DONE[command]
+    if command == "reset_prefix_cache":
+        body["success"] = done
     return json_response(_encode(body), 200 if done else 503)
 
 

@@ -432,5 +432,7 @@ async def _outputs_of(job: Job) -> list[list[OutputState]]:
             OutputState(number, index, tokenizer, prompt, job.sampling, job.kept_tokens)
             for index in indices
         ]
-        async for number, prompt in in_turns(enumerate(job.prompts))
+        async for number, prompt in in_turns(
+            enumerate(map(job.known_prompt, range(len(job.prompts))))
+        )
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
+from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
@@ -31,6 +32,7 @@ class Job:
         request_id: ours, unique; usage is keyed by it.
         endpoint: for the ledger, such as "chat.completions".
         prompts: [num_prompts][num_tokens].
+        embeds: [num_prompts] vectors in the place of prompts' own; [] where all are tokens.
         sampling: the same for every prompt.
         stream: whether the client takes tokens as they come.
         priority: smaller runs earlier.
@@ -54,6 +56,7 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     kept_tokens: frozenset[int] = frozenset()
+    embeds: list[PromptEmbeds | None] = field(default_factory=list)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
     received: float = field(default_factory=time.perf_counter)
@@ -63,6 +66,10 @@ class Job:
     def prompt_tokens(self) -> int:
         """Of all prompts."""
         return sum(map(len, self.prompts))
+
+    def known_prompt(self, number: int) -> list[int]:
+        """A prompt's tokens; [] of one that came as vectors."""
+        return [] if self.embeds and self.embeds[number] is not None else self.prompts[number]
 
     @property
     def max_context(self) -> int:
@@ -177,6 +184,7 @@ class Job:
                 request_id=engine_id,
                 gateway_id="",
                 prompt_token_ids=prompt,
+                prompt_embeds=embeds,
                 sampling=self.sampling,
                 arrival_time=self.started_at,
                 tenant=self.caller.tenant,
@@ -189,7 +197,12 @@ class Job:
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
             )
-            for engine_id, prompt in zip(self.engine_ids, self.prompts, strict=True)
+            for engine_id, prompt, embeds in zip(
+                self.engine_ids,
+                self.prompts,
+                self.embeds or [None] * len(self.prompts),
+                strict=True,
+            )
         )
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:

@@ -147,7 +147,8 @@ async def content_of(generation: Generation, request_id: str) -> Content:
 
     def made() -> tuple[str, str]:
         tokenizer = job.served.tokenizer
-        prompt = "\n\n".join(_text(tokenizer, ids) for ids in job.prompts[:MOST_OUTPUTS])
+        known = map(job.known_prompt, range(len(job.prompts[:MOST_OUTPUTS])))
+        prompt = "\n\n".join(_text(tokenizer, ids) for ids in known)
         answer = "\n\n".join(_text(tokenizer, ids) for ids in answers[:MOST_OUTPUTS])
         return _plain(prompt), _plain(answer)
 

@@ -69,7 +69,7 @@ class CompletionAnswer:
         return body
 
     def _choice(self, place: int, number: int, output: _Output) -> dict[str, Any]:
-        options, prompt = self._options, self._generation.job.prompts[number]
+        options, prompt = self._options, self._generation.job.known_prompt(number)
         echo, shown = options.echo(number), options.shows_output
         scores = self._scores.get(number)
         choice: dict[str, Any] = {
@@ -89,5 +89,5 @@ class CompletionAnswer:
             choice["prompt_logprobs"] = prompt_logprobs(scores, options.names)
         if options.return_token_ids:
             choice["token_ids"] = output.token_ids if shown else []
-            choice["prompt_token_ids"] = prompt
+            choice["prompt_token_ids"] = prompt or None
         return choice

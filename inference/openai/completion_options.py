@@ -39,7 +39,7 @@ class CompletionOptions:
     def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
         """The options of a checked request."""
         echoes = []
-        given_ids = not isinstance(completion.prompts[0], str)
+        given_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
         if completion.echo:
             tokenizer = job.served.tokenizer
             for prompt, token_ids in zip(completion.prompts, job.prompts, strict=True):

@@ -77,7 +77,7 @@ class CompletionStreamWriter(StreamWriter[Increment]):
     def _add_tokens(self, choice: dict[str, Any], increment: Increment, first: bool) -> None:
         """Log probabilities and token ids, as far as they are asked for."""
         options = self._options
-        prompt = self._generation.job.prompts[increment.number]
+        prompt = self._generation.job.known_prompt(increment.number)
         entries = increment.entries if options.shows_output else []
         if options.logprobs is not None:
             start = len(options.echo(increment.number))
@@ -87,7 +87,7 @@ class CompletionStreamWriter(StreamWriter[Increment]):
         if options.return_token_ids:
             choice["token_ids"] = increment.token_ids if options.shows_output else []
             if first:
-                choice["prompt_token_ids"] = prompt
+                choice["prompt_token_ids"] = prompt or None
 
     def end(self) -> bytes:
         """The usage when asked for, and the end mark."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.sampling_params import SamplingParams
+from engine.contract.prompt_embeds import PromptEmbeds
+from engine.contract.sampling_params import SamplingParams, check_context
+from inference.errors import UnsupportedField
 from inference.generation import Generation, Job, Served, find_served
 from inference.generation.field_names import renamed
 from inference.openai.completion_answer import CompletionAnswer
@@ -18,6 +20,7 @@ from inference.openai.serving import parse_beside, respond
 from inference.rendering.infill import infill_token_ids
 from inference.rendering.pool import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
+from inference.rendering.tensor_file import read_embeds
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, GatewayView
@@ -59,15 +62,18 @@ async def completion_job(
         constraint, sampling = await beside(_form, completion, served)
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
-        prompts = await _token_ids(
-            completion, served, sampling.prompt_limit(served.info.max_model_len)
-        )
+        embeds = await beside(_embeds, completion, served)
+        prompts = [[0] * each.rows for each in embeds]
+        if completion.prompts:
+            limit = sampling.prompt_limit(served.info.max_model_len)
+            prompts += await _token_ids(completion, served, limit)
         job = Job(
             request_id=new_id("cmpl"),
             endpoint="completions",
             caller=request.caller,
             served=served,
             prompts=prompts,
+            embeds=[*embeds, *([None] * (len(prompts) - len(embeds)))] if embeds else [],
             sampling=sampling,
             stream=bool(completion.stream),
             priority=completion.tier(request.caller.max_priority)[0],
@@ -91,6 +97,21 @@ def _form(completion: CompletionRequest, served: Served) -> tuple[Constraint, Sa
         logprobs=completion.logprobs,
         structured_outputs=constraint.params,
     )
+
+
+def _embeds(completion: CompletionRequest, served: Served) -> list[PromptEmbeds]:
+    """Prompts that came as vectors. Raises `InvalidRequest`."""
+    size = served.info.prompt_embeds_size
+    if completion.embeds and not size:
+        raise UnsupportedField(
+            "prompt_embeds aren't taken: the model's replicas need --enable-prompt-embeds.",
+            param="prompt_embeds",
+        )
+    found: list[PromptEmbeds] = []
+    for text in completion.embeds:
+        found.append(read_embeds(text, size))
+        check_context(found[-1].rows, None, served.info.max_model_len)
+    return found
 
 
 async def _token_ids(

@@ -47,10 +47,12 @@ class Version(Answer):
 
 
 class Told(Answer):
-    """What each replica said to a command."""
+    """What each replica said to a command; `status` and `success` are vLLM's words for it."""
 
     ok: bool
     replicas: dict[str, Any]
+    status: str | None = None
+    success: bool | None = None
 
 
 class IsSleeping(Answer):

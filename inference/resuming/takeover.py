@@ -189,6 +189,8 @@ def request_print(job: Job) -> bytes:
     digest = hashlib.sha256(f"{job.served.name}\0{job.endpoint}\0".encode())
     digest.update(msgspec.msgpack.encode(job.sampling, order="sorted"))
     digest.update(msgspec.msgpack.encode(job.prompts))
+    if job.embeds:
+        digest.update(msgspec.msgpack.encode(job.embeds))
     return digest.digest()
 
 

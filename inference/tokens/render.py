@@ -33,7 +33,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
-    """One body for `/inference/v1/generate` a prompt."""
+    """One body for `/inference/v1/generate` a prompt.
+
+    Raises `InvalidRequest` for prompts that came as vectors.
+    """
+    if job.embeds:
+        raise InvalidRequest("prompt_embeds have no token ids.", param="prompt_embeds")
     options = request.stream_options
     several = len(job.prompts) > 1
     return [

@@ -37,8 +37,7 @@ WITHOUT_EFFECT = {
     "mm_processor_kwargs": "prompts are text alone",
     "modalities": "answers are text alone",
     "moderation": "`/v1/moderations`",
-    "prediction": "the engine drafts for itself: [speculation](speculation.md)",
-    "prompt_embeds": "text or token ids",
+    "prediction": "a wish for speed: the engine drafts for itself, [speculation](speculation.md)",
     "verbosity": "no model reads it; the prompt can say it",
     "web_search_options": "nothing searches the web; a tool of the client's can",
 }

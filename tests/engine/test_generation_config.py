@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.config import EngineConfig
-from engine.contract.errors import ModelLoadError
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer_folder import tokenizer_folder
 from tests.engine.models import make_model
@@ -49,6 +50,36 @@ def test_defaults_apply_to_requests_that_bring_none(tmp_path: Path) -> None:
     )
     plain = LLM(str(folder), generation_config="vllm", **settings)
     assert plain.get_default_sampling_params() == SamplingParams()
+
+
+def test_an_operators_values_replace_the_models(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "m")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.25, "top_k": 3, "eos_token_id": 9})
+    )
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 16,
+        "max_model_len": 64,
+        "override_generation_config": {"temperature": 0.5, "eos_token_id": [7, 8]},
+    }
+    made = LLM(str(folder), **settings)
+    assert made.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=3)
+    ends = made.core.executor.loaded.eos_token_ids  # type: ignore[attr-defined]
+    assert ends[:2] == (7, 8)
+    assert 9 not in ends
+    alone = LLM(str(folder), generation_config="vllm", **settings)
+    assert alone.get_default_sampling_params() == SamplingParams(temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"temperature": -1}, {"top_p": "x"}, {"max_new_tokens": 5}, {"eos_token_id": "x"}, {"x": 1}],
+)
+def test_an_operators_values_are_checked(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig(model="m", override_generation_config=given)
+    assert refusal.value.param == "override_generation_config"
+    assert next(iter(given)) in refusal.value.message
 
 
 def test_a_folder_with_tokenizer_json_is_used_as_it_is(

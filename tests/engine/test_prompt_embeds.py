@@ -12,6 +12,8 @@ from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
+from engine.contract.prompt_embeds import PromptEmbeds
+from engine.contract.protocol import EngineRequest
 from tests.engine.models import Oracle
 from tests.engine.test_token_equality import mixed_prompts
 
@@ -155,3 +157,68 @@ def test_the_bridge_takes_none(model_folder: Folder) -> None:
     llm = make(model_folder("llama"), model_impl="transformers", num_gpu_blocks_override=16)
     with pytest.raises(InvalidRequest, match=r"This model takes no prompt_embeds\."):
         run(llm, [{"prompt_embeds": torch.zeros(3, 64)}])
+
+
+def message(name: str, embeds: Tensor, **more: Any) -> EngineRequest:
+    """As a gateway sends it."""
+    rows, size = embeds.shape
+    given = PromptEmbeds("float32", rows, size, embeds.detach().numpy().tobytes())
+    return EngineRequest(
+        request_id=name,
+        gateway_id="g",
+        prompt_token_ids=[0] * rows,
+        sampling=GREEDY,
+        prompt_embeds=given,
+        **more,
+    )
+
+
+def steps(llm: LLM) -> dict[str, list[int]]:
+    """The tokens that come of all requests."""
+    found: dict[str, list[int]] = {}
+    while llm.core.has_work:
+        for delta in llm.core.step():
+            assert delta.error is None
+            found.setdefault(delta.request_id, []).extend(delta.token_ids)
+    llm.core.check_integrity()
+    return found
+
+
+def test_vectors_in_a_message_go_on_elsewhere(
+    model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    llm, prompt = make(model_folder("llama")), PROMPTS[6]
+    expected = oracle("llama").greedy(prompt, 12)
+    embeds = as_embeds(oracle("llama"), prompt)["prompt_embeds"]
+    llm.core.add_request(message("whole", embeds))
+    llm.core.add_request(message("resumed", embeds, resume_token_ids=[expected[:5]]))
+    found = steps(llm)
+    assert found["whole"] == expected
+    assert found["resumed"] == expected[5:]
+
+
+def test_vectors_that_arent_whole_are_refused(model_folder: Folder) -> None:
+    llm = make(model_folder("llama"))
+    embeds = torch.zeros(5, llm.core.facts.hidden_size)
+    for change in ({"rows": 6}, {"size": 1}, {"dtype": "float64"}, {"data": b""}, {"rows": 0}):
+        asked = message("bad", embeds)
+        for name, value in change.items():
+            setattr(asked.prompt_embeds, name, value)
+        with pytest.raises(InvalidRequest, match="prompt_embeds"):
+            llm.core.add_request(asked)
+    assert not llm.core.requests
+
+
+@pytest.mark.parametrize("scale", [1e30, 3e38])
+def test_vectors_out_of_all_bounds_hurt_no_neighbour(
+    model_folder: Folder, oracle: Callable[[str], Oracle], scale: float
+) -> None:
+    llm, prompt = make(model_folder("llama"), max_num_batched_tokens=64), PROMPTS[6]
+    embeds = torch.randn(20, llm.core.facts.hidden_size).sign() * scale
+    asked = {"prompt_token_ids": prompt, "sampling": GREEDY, "gateway_id": "g"}
+    for name in ("before", "after"):
+        llm.core.add_request(EngineRequest(request_id=name, **asked))
+        llm.core.add_request(message(f"wild {name}", embeds))
+    found = steps(llm)
+    assert found["before"] == found["after"] == oracle("llama").greedy(prompt, 12)
+    assert len(found["wild before"]) == 12

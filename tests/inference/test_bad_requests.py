@@ -272,9 +272,15 @@ async def test_fault_05_max_tokens_out_of_range(served: Gateway) -> None:
         refused(reply, "max_completion_tokens")
 
 
-async def test_max_tokens_and_max_completion_tokens_must_agree(served: Gateway) -> None:
-    refused(await served.client.chat(max_tokens=4, max_completion_tokens=5), "max_tokens")
-    assert (await served.client.chat(max_tokens=4, max_completion_tokens=4)).status == 200
+async def test_of_two_names_of_the_limit_the_newer_one_holds(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake()):
+        for older, ignored in ((4, ["max_tokens"]), (5, None), (None, None)):
+            reply = await gateway.client.chat(max_tokens=older, max_completion_tokens=5)
+            assert reply.json()["usage"]["completion_tokens"] == 5
+            named = reply.headers.get("x-quire-ignored-fields")
+            assert (named.split(", ") if named else None) == ignored
+        reply = await gateway.client.chat(max_tokens=5, max_completion_tokens=0)
+        refused(reply, "max_completion_tokens")
 
 
 async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) -> None:

@@ -139,6 +139,7 @@ ELSEWHERE = {
     "guided_whitespace_pattern": "test_structured_fields.py",
     "guided_decoding_backend": "test_structured_fields.py",
     "suffix": "test_completions.py",
+    "prompt_embeds": "test_prompt_embeds.py",
     "store": "test_stored_completions.py",
 }
 #: What vLLM's and OpenAI's manuals name, from the inventory.

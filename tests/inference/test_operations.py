@@ -40,7 +40,11 @@ async def test_every_replicas_cache_is_reset(operator: Gateway) -> None:
         reply = await operator.client.post("/reset_prefix_cache")
     assert reply.status == 200
     answer = {"ok": True, "detail": "fake"}
-    assert reply.json() == {"ok": True, "replicas": {"a": answer, "b": answer}}
+    assert reply.json() == {
+        "ok": True,
+        "success": True,
+        "replicas": {"a": answer, "b": answer},
+    }
 
 
 async def test_a_replica_that_does_not_answer_is_named(
@@ -53,6 +57,7 @@ async def test_a_replica_that_does_not_answer_is_named(
         reply = await operator.client.post("/reset_prefix_cache")
     assert reply.status == 503
     assert reply.json()["replicas"]["a"]["ok"] is False
+    assert reply.json()["success"] is False
 
 
 async def test_the_load_is_what_runs_and_waits(operator: Gateway) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.protocol import Control
+from inference.extras.operations import DONE
 from tenants import actions, scopes
 from tenants.actors import SYSTEM
 from tests.fakes.fake_replica import FakeReplica
@@ -92,6 +93,7 @@ async def test_every_replica_is_told(
         await operator.look()
         reply = await operator.client.post(path, body)
     assert (reply.status, set(reply.json()["replicas"])) == (200, {"a", "b"})
+    assert reply.json().get("status") == DONE.get(expected["command"])
     assert len(told) == 2
     for message in told:
         assert {name: getattr(message, name) for name in expected} == expected

@@ -24,14 +24,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "web_search_options": (),
     # vLLM's
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-    "prompt_embeds": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     # What SDKs take apart before they send.
     "extra_body": (),
 }
@@ -42,6 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 HINTS: dict[str, tuple[Any, ...]] = {
     "context_management": ([], {}),
     "max_tool_calls": (),
+    "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -14,7 +15,7 @@ from pydantic import (
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Refused
+from inference.openai.schemas.base import UNSUPPORTED, Refused
 from inference.openai.schemas.messages import Messages
 from inference.openai.schemas.sampling import SamplingFields
 from inference.openai.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
@@ -42,6 +43,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ChatRequest(SamplingFields):
     """A chat to go on with."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "prompt_embeds": ()}
 
     messages: Messages
     store: bool | None = False
@@ -136,11 +139,6 @@ class ChatRequest(SamplingFields):
             )
 
     def _check_limits(self) -> None:
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise InvalidRequest(
-                "max_tokens and max_completion_tokens contradict each other.", param="max_tokens"
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -220,6 +218,12 @@ class ChatRequest(SamplingFields):
     def custom_tools(self) -> frozenset[str]:
         """Names of those whose calls hold a text instead of arguments."""
         return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
+
+    def ignored_fields(self) -> list[str]:
+        """The older name of the limit too, where both are there and differ."""
+        older, newer = self.max_tokens, self.max_completion_tokens
+        beside = newer is not None and older not in (None, newer)
+        return sorted([*super().ignored_fields(), *(["max_tokens"] if beside else [])])
 
     @property
     def output_limit(self) -> int | None:

@@ -23,6 +23,9 @@ CHAT_ONLY = (
     "tool_choice",
 )
 
+#: What needs a prompt's tokens.
+WITH_TOKENS_ONLY = ("echo", "suffix", "truncate_prompt_tokens")
+
 Prompt = str | list[int]
 
 
@@ -37,11 +40,15 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = False
     suffix: str | None = None
     add_special_tokens: bool | None = True
+    prompt_embeds: str | list[str] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         try:
-            self._prompts = split_prompts(self.prompt)
+            self._embeds = self._split_embeds()
+            # OpenAI's SDK can't leave `prompt` out.
+            nothing = bool(self._embeds) and self.prompt in (None, "", [])
+            self._prompts = [] if nothing else split_prompts(self.prompt)
             self._check_fields()
         except InvalidRequest as error:
             raise Refused(error) from None
@@ -56,12 +63,27 @@ class CompletionRequest(SamplingFields):
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
         name = "best_of" if (self.best_of or 1) > (self.n or 1) else "n"
-        choices = len(self._prompts) * (getattr(self, name) or 1)
+        choices = (len(self._embeds) + len(self._prompts)) * (getattr(self, name) or 1)
         limit = gateway_settings().max_choices
         if choices > limit:
             raise InvalidRequest(
                 f"The request asks for {choices} outputs; at most {limit} may be.", param=name
             )
+
+    def _split_embeds(self) -> list[str]:
+        """`prompt_embeds` as a list. Raises `InvalidRequest` for what doesn't go with them."""
+        given = self.prompt_embeds
+        found = [given] if isinstance(given, str) else given or []
+        limit = gateway_settings().max_prompts
+        if len(found) > limit:
+            raise InvalidRequest(
+                f"prompt_embeds hold {len(found)} prompts; at most {limit} may be sent at once.",
+                param="prompt_embeds",
+            )
+        for name in WITH_TOKENS_ONLY if found else ():
+            if getattr(self, name):
+                raise InvalidRequest(f"prompt_embeds and {name} exclude each other.", param=name)
+        return found
 
     def _check_suffix(self) -> None:
         if not isinstance(self._prompts[0], str):
@@ -71,6 +93,12 @@ class CompletionRequest(SamplingFields):
                 raise InvalidRequest(f"suffix and {name} exclude each other.", param=name)
 
     _prompts: list[Prompt] = []
+    _embeds: list[str] = []
+
+    @property
+    def embeds(self) -> list[str]:
+        """Prompts as vectors, each a file in base64, unchecked. They come before `prompts`."""
+        return self._embeds
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -19,6 +19,7 @@ from catalog.engine_options import NAMED
 from catalog.setting_checks import check_settings
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
+from engine.contract.generation_overrides import SAMPLING_DEFAULTS
 from engine.contract.options import checked, kind_of
 from engine.contract.speculative import SpeculativeConfig
 from engine.text.chat_template import read_template
@@ -41,7 +42,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Answers",
-        "chat_template tool_call_parser reasoning_parser generation_config max_logprobs seed "
+        "chat_template tool_call_parser reasoning_parser generation_config "
+        "override_generation_config max_logprobs seed "
         "logits_processors enable_prompt_embeds",
     ),
     ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
@@ -60,6 +62,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
 )
 #: Names that a mapping knows, offered while one types.
 KEYS = {
+    "override_generation_config": SAMPLING_DEFAULTS,
     "speculative_config": tuple(spec.name for spec in dataclasses.fields(SpeculativeConfig)),
     "pooler_config": ("pooling_type", "use_activation", "dimensions"),
     "rope_scaling": ("rope_type", "factor", "original_max_position_embeddings"),
