@@ -19,9 +19,11 @@ MOST_ALIKE = 16
 #: by checking some, so a good one must be expected, or it would never be tried.
 MODEL_PRIOR = 0.8
 #: How far one checked draft moves the logarithm of odds of all drafts like it, and of its sequence.
-_TENANT_MOVES, _SEQUENCE_MOVES = 0.25, 0.8
+_TENANT_MOVES, _SEQUENCE_MOVES = 0.25, 0.5
 #: The part by which both come back with each step of a sequence that gets no drafts.
 _TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0003, 0.01
+#: So much likelier than they are do those drafts seem that seem likeliest of many.
+_CAUTION = 0.4
 #: Nothing is surer than these odds.
 _SUREST = 4.0
 
@@ -115,13 +117,17 @@ class Chances:
         """The chance of its next draft at best, before anybody looks for one."""
         return _chance(self._usual.best(self._tenant) + self._better)
 
-    def of(self, matched: int, count: int) -> list[float]:
+    def of(self, matched: int, count: int, caution: float = 0.0) -> list[float]:
         """The chances that the first, the first two, ... of `count` drafts hold."""
         held, chances = 1.0, []
         for alike in self._alike(matched, count):
-            held *= self._next(alike)
+            held *= self._next(alike, caution)
             chances.append(held)
         return chances
+
+    def at_worst(self, matched: int, count: int) -> list[float]:
+        """The same, and less: drafts aren't to be checked for seeming likelier than they are."""
+        return self.of(matched, count, _CAUTION)
 
     def note(self, matched: int, num_drafts: int, num_accepted: int) -> None:
         """So many of its drafts held; those behind the first that didn't say nothing."""
@@ -141,8 +147,8 @@ class Chances:
         first = 0 if self._usual.drawn else max(1, matched)
         return (min(first + place, MOST_ALIKE) for place in range(count))
 
-    def _next(self, alike: int) -> float:
-        return _chance(self._usual.odds(self._tenant, alike) + self._better)
+    def _next(self, alike: int, caution: float = 0.0) -> float:
+        return _chance(self._usual.odds(self._tenant, alike) + self._better - caution)
 
 
 def _chance(odds: float) -> float:

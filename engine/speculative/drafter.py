@@ -259,7 +259,7 @@ class Drafter:
     def _promised(self, seq_id: int, count: int) -> list[float]:
         """The tokens that each of a row's drafts brings."""
         row = self._rows[seq_id]
-        return row.chances.of(row.matched, count)
+        return row.chances.at_worst(row.matched, count)
 
     def _forget_those_that_left(self) -> None:
         for seq_id, row in list(self._rows.items()):

@@ -85,3 +85,19 @@ def test_what_was_found_out_grows_old_where_there_are_no_drafts() -> None:
     assert low < 0.1
     assert own.of(2, 1)[0] == pytest.approx(expected, abs=0.01)
     assert own.best() == pytest.approx(_chances().best(), abs=0.01)
+
+
+def test_the_likeliest_of_many_drafts_are_no_likelier_than_they_were_taken_for() -> None:
+    """All rows are alike: those that seem better only had luck so far."""
+    rng, usual = random.Random(0), UsualChances(longest_match=4)
+    rows, seemed, taken, held = [_chances(usual) for _ in range(8)], 0.0, 0.0, 0
+    for _ in range(1000):
+        best = max(rows, key=lambda each: each.of(3, 1)[0])
+        seemed += best.of(3, 1)[0]
+        taken += best.at_worst(3, 1)[0]
+        for each in rows:
+            holds = int(rng.random() < 0.5)
+            held += holds if each is best else 0
+            each.note(3, 1, holds)
+    assert seemed > 1.3 * held
+    assert taken < 1.2 * held

@@ -46,7 +46,7 @@ def test_where_a_wider_step_costs_as_much_more_none_are_looked_for() -> None:
 
 def test_where_what_is_to_be_expected_cannot_pay_there_are_none_until_it_may() -> None:
     """Half of a tenant's first drafts would hold: too few for this step, and most do later."""
-    made = drafter((1, 1.0), (4, 3.1), (8, 5.9))
+    made = drafter((1, 1.0), (4, 3.1), (8, 5.6))
     rows = [repeating(seq_id) for seq_id in range(4)]
     assert made.propose(rows, 400) == {}
     for _ in range(20):
@@ -190,7 +190,7 @@ class _Counting:
 
 def test_what_a_draft_model_takes_counts() -> None:
     free = dict.fromkeys((1, 2, 3, 4, 5), 1.0)
-    for seconds, drafts in ((0.0, 4), (0.05, 4), (0.3, 3), (0.6, 1), (0.9, 0)):
+    for seconds, drafts in ((0.0, 4), (0.05, 4), (0.3, 2), (0.6, 1), (0.9, 0)):
         model = _Counting((1, seconds))
         made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
         know(made.costs, *free.items())
