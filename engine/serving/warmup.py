@@ -14,7 +14,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
-from engine.speculative.drafter import Drafter
+from engine.serving.draft_timing import time_drafts
 from kernels.ablations import is_on
 
 _PROMPT_TOKENS = 8
@@ -28,14 +28,6 @@ _LEAST_TOKENS = 72
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
 _PATIENCE_S = 0.5
-#: Where drafts are checked: steps to time of each width at once, how often, how wide, and for how
-#: long at most.
-_TIMED_STEPS = 3
-_TIMED_ROUNDS = 2
-_WIDEST = 64
-_WIDTHS_PATIENCE_S = 2.0
-#: Steps with a draft model's drafts: those that build what they need, and then those that tell.
-_DRAFTED_STEPS = 6
 
 
 def warm_up(core: EngineCore) -> None:
@@ -53,10 +45,7 @@ def warm_up(core: EngineCore) -> None:
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
-    if core.drafter is not None:
-        _time_drafts(core, core.drafter, prompt, room)
-        _time_widths(core, core.drafter, prompt, room)
-        core.drafter.start_over()
+    time_drafts(core, _run, prompt, room)
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.forget_idle()
     core.reset_stats()
@@ -81,33 +70,6 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
             if time.perf_counter() - began > _PATIENCE_S:
                 return best
     return best
-
-
-def _time_drafts(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
-    """Drafts of a model, if it has any: else one that was slow at first might never be tried."""
-    if drafter.model is None or room - prompt < 2:
-        return
-    drafter.timing = True
-    for _ in range(2):
-        drafter.costs.forget()
-        drafter.model.costs.forget()
-        _run(core, prompt, room - prompt, most_steps=1 + _DRAFTED_STEPS)
-    drafter.timing = False
-
-
-def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
-    """Steps of several widths: what checking drafts costs is known before anybody waits for it."""
-    began = time.perf_counter()
-    most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
-    output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks
-    blocks = core.scheduler.kv.most_blocks(prompt + output, prompt)
-    for _ in range(_TIMED_ROUNDS):  # a machine that was slow for one of them is no measure
-        width = 1
-        while output > 1 and width <= most and width * blocks <= held:
-            _run(core, prompt, output, outputs=width)
-            width *= 2
-            if time.perf_counter() - began > _WIDTHS_PATIENCE_S:
-                return
 
 
 def _run(
