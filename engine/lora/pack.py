@@ -19,7 +19,7 @@ from engine.models.description import LinearDescription
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.layer_loader import repeated_rows, ungrouped_rows
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
 from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora
@@ -120,7 +120,7 @@ class Packer:
         self.num_bytes += packed.nbytes
         return packed
 
-    def classifier(self, heads: HeadMaker | None) -> Step | None:
+    def classifier(self, heads: HeadMaker | None) -> Transform | None:
         """The head that the adapter brings."""
         given, dense = self._adapter.classifier, self._adapter.dense
         if heads is None or not (given or dense):

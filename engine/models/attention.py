@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from kernels import KernelSet
 from kernels.attention.args import AttentionArgs, BlockSparse
 
@@ -27,8 +27,8 @@ class Attention:
     """
 
     ops: KernelSet
-    project: Step
-    output: Step
+    project: Transform
+    output: Transform
     sizes: tuple[int, int, int]
     head_dim: int
     scale: float

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.models.attention import Attention
 from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
-from engine.models.norms import Norm, Step
+from engine.models.norms import Norm, Transform
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class SequentialLayer:
 
     attention: Attention
     mlp_norm: Norm
-    mlp: Step
+    mlp: Transform
     next_norm: Norm
 
     def __call__(
@@ -48,7 +48,7 @@ class ParallelLayer:
 
     attention: Attention
     mlp_norm: Norm | None
-    mlp: Step
+    mlp: Transform
     next_norm: Norm
 
     def __call__(
@@ -77,9 +77,9 @@ class ResidualExpertsLayer:
 
     attention: Attention
     mlp_norm: Norm
-    mlp: Step
+    mlp: Transform
     experts_norm: Norm
-    experts: Step
+    experts: Transform
     next_norm: Norm
 
     def __call__(

@@ -18,7 +18,8 @@ from kernels import KernelSet
 from kernels.activations import activation, gated_activation
 from kernels.interface import NormWeights
 
-Step = Callable[[Tensor], Tensor]
+#: What becomes of the rows of a tensor, each by itself.
+Transform = Callable[[Tensor], Tensor]
 
 
 class Norm(Protocol):
@@ -81,23 +82,23 @@ class NoNorm:
 
 
 class Chain:
-    """Steps one after another."""
+    """One after another."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_links",)
 
-    def __init__(self, *steps: Step) -> None:
-        self._steps = steps
+    def __init__(self, *links: Transform) -> None:
+        self._links = links
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The last step's result."""
-        for step in self._steps:
-            x = step(x)
+        """The last one's result."""
+        for link in self._links:
+            x = link(x)
         return x
 
 
-def chain(first: Step, *steps: Step) -> Step:
+def chain(first: Transform, *more: Transform) -> Transform:
     """`first` itself when nothing follows it."""
-    return Chain(first, *steps) if steps else first
+    return Chain(first, *more) if more else first
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def norm_of(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
     return NoNorm() if norm.kind == "none" else LayerNorm(size, norm.weight, norm.bias, eps)
 
 
-def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Step:
+def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Transform:
     """up, the activation, down."""
     spec = mlp.activation
     act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)

@@ -8,7 +8,7 @@ from engine.models.adapters import AdaptedExperts, AdaptedLinear, CurrentStep
 from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
 from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
-from engine.models.norms import NoNorm, Norm, Scaled, Step, chain, mlp_of, norm_of
+from engine.models.norms import NoNorm, Norm, Scaled, Transform, chain, mlp_of, norm_of
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet, LinearLayer
 from kernels.interface import HeadNormWeights, NormWeights
@@ -44,12 +44,12 @@ def plain_layer(
     def norm(weights: NormWeights) -> Norm:
         return norm_of(ops, weights, spec.hidden_size, spec.norm_eps)
 
-    def finished(step: Step, out_norm: NormWeights) -> Step:
+    def finished(first: Transform, out_norm: NormWeights) -> Transform:
         """With the norm and the factor that come before the residual."""
-        after: list[Step] = [] if out_norm.kind == "none" else [norm(out_norm)]
+        after: list[Transform] = [] if out_norm.kind == "none" else [norm(out_norm)]
         if spec.residual_scale != 1.0:
             after.append(Scaled(spec.residual_scale))
-        return chain(step, *after)
+        return chain(first, *after)
 
     attention = _attention(spec, ops, layer.attention)
     attention.output = finished(layer.attention.o, layer.attention_out_norm)
@@ -90,18 +90,18 @@ def _attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> 
     )
 
 
-def _after_qkv(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> list[Step]:
+def _after_qkv(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> list[Transform]:
     """What happens to queries, keys and values before they are rotated."""
-    steps: list[Step] = []
+    found: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
-        steps.append(FullWidthNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+        found.append(FullWidthNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
     if weights.q_head_norm is not None:
-        steps.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
+        found.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
     if weights.k_head_norm is not None:
-        steps.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
+        found.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
     if spec.clip_qkv:
-        steps.append(Clamped(spec.clip_qkv))
-    return steps
+        found.append(Clamped(spec.clip_qkv))
+    return found
 
 
 def _head_norm(spec: DecoderSpec, norm: HeadNormWeights, start: int, heads: int) -> HeadLayerNorm:

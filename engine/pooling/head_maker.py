@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from engine.models.experts import Weights
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from engine.quantization.matrix import DenseMatrix, Matrix
 
 
@@ -24,13 +24,13 @@ class HeadMaker:
         shapes: of its tensors, by their names.
     """
 
-    def __init__(self, weights: Weights, make: Callable[[Weights], Step]) -> None:
+    def __init__(self, weights: Weights, make: Callable[[Weights], Transform]) -> None:
         tensors = dict[str, Tensor]()
         self._make, self.tensors = make, tensors
         self.head = make(_Recorded(weights, tensors))
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
-    def with_tensors(self, given: Mapping[str, Tensor]) -> Step:
+    def with_tensors(self, given: Mapping[str, Tensor]) -> Transform:
         """The head with these in the place of its own, or biases that it has none of."""
         return self._make(_Held({**self.tensors, **given}))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.models.experts import Weights
-from engine.models.norms import LayerNorm, Step, chain
+from engine.models.norms import LayerNorm, Transform, chain
 from engine.models.weights import WeightReader
 from engine.pooling.sentence_transformers import DenseModule
 from kernels.activations import activation
@@ -73,7 +73,7 @@ class HeadReader:
         self._width, self._labels = width, num_labels
         self._family, _, self._kind = architecture.partition("For")
 
-    def head(self) -> Step:
+    def head(self) -> Transform:
         """[n, hidden] -> [n, labels]."""
         if self._family == "ModernBert":
             return chain(self._modernbert(), self._dense("classifier", self._labels))
@@ -82,11 +82,11 @@ class HeadReader:
             return self._dense(name, self._labels)
         if "score.weight" in self._weights or self._family not in _BEFORE:
             return self._dense("score", self._labels)
-        steps: list[Step] = [
+        layers: list[Transform] = [
             self._dense(name, self._width, act) for name, act in _BEFORE[self._family]
         ]
-        steps.append(self._dense(_LAST.get(self._family, "classifier"), self._labels))
-        return chain(*steps)
+        layers.append(self._dense(_LAST.get(self._family, "classifier"), self._labels))
+        return chain(*layers)
 
     def _dense(self, name: str, rows: int, act: str = "") -> Dense:
         name = self._prefix + name[1:] if name.startswith(".") else name
@@ -95,7 +95,7 @@ class HeadReader:
         has_bias = bias in self._weights
         return Dense(weight, self._vector(bias, rows) if has_bias else None, act)
 
-    def _modernbert(self) -> Step:
+    def _modernbert(self) -> Transform:
         """Dense, GELU, norm."""
         width = self._width
         bias = self._vector("head.norm.bias", width) if "head.norm.bias" in self._weights else None

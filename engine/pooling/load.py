@@ -19,7 +19,7 @@ from engine.models.encoders.families import encoder_spec
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.families.family import Config
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from engine.models.source import open_layers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
@@ -158,7 +158,7 @@ def head_maker(
         whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
         prefix = spec.names.prefix if whole in weights else ""
 
-    def read(from_weights: Weights) -> Step:
+    def read(from_weights: Weights) -> Transform:
         return HeadReader(
             from_weights, settings.architecture, prefix, spec.hidden_size, len(settings.labels),
             spec.norm_eps,

@@ -11,7 +11,7 @@ from engine.contract.pooling_params import PoolingParams
 from engine.contract.protocol import PoolingInfo
 from engine.models.facts import PoolingFacts
 from engine.models.interface import ModelSpec
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from engine.pooling.head_maker import HeadMaker
 from engine.pooling.settings import PoolingSettings
 
@@ -31,8 +31,8 @@ class Pooler:
 
     settings: PoolingSettings
     hidden_size: int
-    head: Step | None = None
-    dense: list[Step] = field(default_factory=list)
+    head: Transform | None = None
+    dense: list[Transform] = field(default_factory=list)
     embedding_size: int = 0
     maker: HeadMaker | None = None
 
@@ -49,7 +49,9 @@ class Pooler:
         )
         return PoolingFacts(tuple(settings.tasks), info, settings.encoder, settings.caches_prefixes)
 
-    def __call__(self, hidden: Tensor, params: PoolingParams, head: Step | None = None) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, params: PoolingParams, head: Transform | None = None
+    ) -> Tensor:
         """float32 [n, size] from pooled hidden states [n, hidden_size].
 
         n is 1, or a prompt's tokens for the tasks that keep them apart. `head`: an adapter's, in

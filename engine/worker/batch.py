@@ -17,6 +17,7 @@ from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
 from engine.worker.attachments import Attachments
+from engine.worker.drafted import Drafted
 from engine.worker.row_adapters import RowAdapters
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
@@ -39,23 +40,6 @@ class Sampled:
     states: list[SequenceSampling]
     targets: tuple[np.ndarray, np.ndarray]
     drafted: list[Drafted] = field(default_factory=list)
-
-
-@dataclass(slots=True, frozen=True)
-class Drafted:
-    """A row whose drafts the step checks.
-
-    Attributes:
-        index: of its sequence in the plan.
-        row: in the batch.
-        drafts: in order.
-        first: where the logits behind its first draft stand; those behind the others follow.
-    """
-
-    index: int
-    row: int
-    drafts: list[int]
-    first: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from engine.sampling.sampler import SamplerOutput
 from engine.sampling.token_mask import MaskedRows
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, Sampled
+from engine.worker.drafted import masks_behind, settle_drafted
 from engine.worker.grammar_inbox import GrammarInbox
 
 
@@ -23,11 +24,7 @@ def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> Masked
         row_of.setdefault(seq_id, at)
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
     places = [(row, row_of[seq]) for row, seq in enumerate(seq_ids) if seq in row_of]
-    for drafted in sampled.drafted:
-        own = row_of.get(plan.seq_ids[drafted.index])
-        if own is not None:
-            count = output.seq_ids.count(plan.seq_ids[drafted.index])
-            places += [(drafted.first + at, own + 1 + at) for at in range(count - 1)]
+    places += masks_behind(sampled, plan, output.seq_ids, row_of)
     bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(output.seq_ids), -1)
     only_eos = set(output.only_eos)
     return MaskedRows(
@@ -35,17 +32,6 @@ def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> Masked
         bits=bits[[at for _, at in places]],
         forced=[n for n, (_, at) in enumerate(places) if at in only_eos],
     )
-
-
-def drafts_in_place(sampled: Sampled) -> dict[int, int]:
-    """Row of the logits -> the draft that stands where its token goes."""
-    found: dict[int, int] = {}
-    if sampled.drafted:
-        row_of = {index: row for row, index in enumerate(sampled.sampled)}
-        for each in sampled.drafted:
-            rows = [row_of[each.index], *range(each.first, each.first + len(each.drafts) - 1)]
-            found |= zip(rows, each.drafts, strict=True)
-    return found
 
 
 def collect(
@@ -57,8 +43,8 @@ def collect(
 ) -> None:
     """Take over what was sampled, into the batch and into the step's result."""
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
-    behind = output.token_ids.tolist()
-    token_ids = behind[: len(seq_ids)]
+    drawn = output.token_ids.tolist()
+    token_ids = drawn[: len(seq_ids)]
     for at, candidates in output.candidates.items():
         token_ids[at] = -1
         result.candidates[seq_ids[at]] = candidates
@@ -74,29 +60,4 @@ def collect(
             result.logprobs = [None] * len(plan.seq_ids)
         for index, scores in zip(sampled.sampled, output.logprobs, strict=False):
             result.logprobs[index] = None if scores is None else [scores]
-    for drafted in sampled.drafted:
-        token_ids = result.token_ids[drafted.index]
-        token_ids += behind_drafts(drafted.drafts, token_ids, behind[drafted.first :])
-        batch.settle(drafted, token_ids)
-        scored = result.logprobs and result.logprobs[drafted.index]
-        if scored:
-            more = output.logprobs[drafted.first : drafted.first + len(token_ids) - 1]
-            scored += [each for each in more if each is not None]
-
-
-def behind_drafts(drafts: list[int], sampled: list[int], behind: list[int]) -> list[int]:
-    """The tokens that a row gets beyond its own.
-
-    Args:
-        drafts: in order.
-        sampled: the row's own token; nothing where none could be chosen.
-        behind: what the target draws behind each draft; negative where nothing can be chosen.
-
-    Those behind the drafts that held: a draft holds if it is what was drawn in its place.
-    """
-    found: list[int] = []
-    for drawn, draft, token_id in zip([*sampled, *behind], drafts, behind, strict=False):
-        if not sampled or drawn != draft or token_id < 0:
-            break
-        found.append(token_id)
-    return found
+    settle_drafted(batch, sampled, drawn, output, result)

@@ -10,8 +10,9 @@ from engine.contract.sampling_params import SamplingParams
 from engine.sampling.sampler import NOT_FINITE, Sampler
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import Drafted, RunningBatch, Sampled
-from engine.worker.collect import collect, drafts_in_place, masked_rows
+from engine.worker.batch import RunningBatch, Sampled
+from engine.worker.collect import collect, masked_rows
+from engine.worker.drafted import Drafted, drafts_in_place
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.hidden import HiddenKeeper
 from kernels.steps import BoundStep, CompiledStep, StepScores, StepTables

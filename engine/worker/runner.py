@@ -16,8 +16,9 @@ from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
-from engine.worker.collect import collect, drafts_in_place, masked_rows
+from engine.worker.collect import collect, masked_rows
 from engine.worker.decode import DecodeSteps
+from engine.worker.drafted import drafts_in_place
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Finishable, Finished

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.models.norms import Step
+from engine.models.norms import Transform
 from engine.sampling.transfer import to_device
 
 
@@ -65,8 +65,8 @@ class BidirectionalAttention:
         bias_table: float32 [buckets, heads], biases by relative position, or None.
     """
 
-    project: Step
-    output: Step
+    project: Transform
+    output: Transform
     num_heads: int
     head_dim: int
     cos_sin: Tensor | None = None

@@ -14,7 +14,7 @@ from engine.models.description import LinearDescription, LinearPart
 from engine.models.encoders.attention import BidirectionalAttention, Sequences
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
-from engine.models.norms import LayerNorm, NoNorm, Norm, Step, chain
+from engine.models.norms import LayerNorm, NoNorm, Norm, Transform, chain
 from kernels import KernelSet, LinearLayer
 from kernels.activations import activation, gated_activation
 from kernels.interface import ActivationSpec
@@ -26,7 +26,7 @@ class EncoderLayer:
 
     attention: BidirectionalAttention
     attention_norm: Norm
-    mlp: Step
+    mlp: Transform
     mlp_norm: Norm
     pre: bool
 
@@ -173,7 +173,7 @@ class EncoderBuilder:
         self._tables.append((rope, table))
         return table
 
-    def _mlp(self, index: int) -> Step:
+    def _mlp(self, index: int) -> Transform:
         spec = self.spec
         act = (
             gated_activation(self.ops, ActivationSpec(spec.activation))

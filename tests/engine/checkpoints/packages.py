@@ -88,18 +88,19 @@ def bitsandbytes4(kind: str, nested: bool) -> Writer:
 
 def torchao8(group: int | None) -> tuple[Writer, dict[str, str]]:
     """By torchao's own functions, and the words of the header that it writes."""
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
-    from torchao.quantization.granularity import PerGroup
-
-    config = (
-        Int8WeightOnlyConfig()
-        if group is None
-        else IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group))
-    )
     header: dict[str, str] = {}
 
     def write(weight: Tensor) -> Written:
+        # Seconds of imports, for those who write alone and not for all who collect tests.
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+        from torchao.quantization.granularity import PerGroup
+
+        config = (
+            Int8WeightOnlyConfig()
+            if group is None
+            else IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group))
+        )
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight = torch.nn.Parameter(weight.clone())
         quantize_(layer, config)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
@@ -56,6 +55,8 @@ def configure(folder: Path, **changes: Any) -> None:
 
 def mtp_equation(folder: Path, oracle: Any) -> Equation:
     """The layer itself is the one that `transformers` has, in float64, over whole sequences."""
+    from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+
     tensors = {
         name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()
     }
