@@ -56,12 +56,15 @@ class DeviceAdapters:
             return f"Adapters aren't supported on the device {self._device.name}."
         if self._loaded is None:
             return "There is no model yet."
-        if not isinstance(self._loaded.model, Adaptable):
-            return (
-                "Adapters are for models that run on Quire's own decoders and encoders; this "
-                f"{self._loaded.spec.architecture} doesn't."
-            )
-        return self._obstacle
+        model = self._loaded.model
+        if isinstance(model, Adaptable):
+            return self._obstacle
+        other = (
+            "Adapters are for models that run on Quire's own decoders and encoders or on the "
+            f"Transformers bridge; this {self._loaded.spec.architecture} doesn't."
+        )
+        refusal: str = getattr(model, "adapter_refusal", other)
+        return refusal
 
     @property
     def num_bytes(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.bridged import modules_of
 from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
 from engine.lora.parts import AdaptableModel, Parts, column_gain, nothing
@@ -17,13 +19,17 @@ from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.encoders.spec import EncoderSpec
+from engine.models.extended_head import ExtendedHead
 from engine.models.layer_loader import repeated_rows, ungrouped_rows
 from engine.models.norms import Transform
+from engine.models.spec import DecoderSpec
 from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
 from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora
 from kernels.lora_slots import HEAD
+
+if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+    from engine.models.bridge.model import BridgeModel
 
 
 def pack_adapter(
@@ -40,8 +46,15 @@ def pack_adapter(
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
-    packer = Packer(adapter, model, dtype, modules or Modules(model.spec))
-    layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
+    native = isinstance(model, NativeDecoder)
+    if adapter.vocab_size and (model.lora_slots is not None or not native):
+        where = "on this device" if native else "for this model"
+        raise InvalidRequest(
+            f"Adapters that bring tokens of their own aren't supported {where}.",
+            param="modules_to_save",
+        )
+    packer = Packer(adapter, model, dtype, modules or modules_of(model))
+    layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
         digest=adapter.digest,
@@ -50,8 +63,16 @@ def pack_adapter(
         embedding=embedding,
         head=head,
         classifier=packer.classifier(heads),
+        vocab_size=adapter.vocab_size,
         num_bytes=packer.num_bytes,
     )
+
+
+def _has_head_bias(model: NativeDecoder | BridgeModel) -> bool:
+    """Whether the output layer has one."""
+    if isinstance(model, NativeDecoder):
+        return model.spec.lm_head_bias
+    return model.adapted.output in model.adapted.biased
 
 
 class Packer:
@@ -65,7 +86,7 @@ class Packer:
         modules: Modules,
     ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
-        self._modules = modules
+        self.modules = modules
         self.num_bytes = 0
         #: What slots have of the embedding and the output layer.
         self.ends: dict[str, PackedLora] = {}
@@ -78,7 +99,7 @@ class Packer:
     def parts(self, index: int) -> Iterator[tuple[str, Parts]]:
         """The same before it is packed."""
         layers = self._model.linears(index)
-        for slot, linear in self._modules.layers[index].items():
+        for slot, linear in self.modules.layers[index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
             if any(deltas):
                 if slot not in layers:
@@ -105,7 +126,7 @@ class Packer:
     def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
         spec = self._model.spec
-        if isinstance(spec, EncoderSpec):
+        if not isinstance(spec, DecoderSpec):
             return [None] * len(linear.parts)
         if linear.order == "grouped":
             return [ungrouped_rows(spec)]
@@ -167,12 +188,13 @@ class Packer:
     def head(self) -> HeadLora | None:
         """What the adapter does to the output layer."""
         delta, table = self._adapter.head, self._adapter.tables.get("head")
-        if delta is None:
+        own = self._adapter.vocab_size
+        if delta is None and not own:
             return None
         model = self._model
         if isinstance(model, NativeEncoder):
             raise InvalidRequest("An encoder has no output layer.", param="target_modules")
-        if model.spec.normalized_head:
+        if isinstance(model, NativeDecoder) and model.spec.normalized_head:
             raise InvalidRequest(
                 "Adapters of an output layer with normalised rows aren't supported.",
                 param=model.spec.names.lm_head,
@@ -181,23 +203,60 @@ class Packer:
         if table is not None:
             layer = self._table(model, table, None)
         added = None
-        if any(True for _ in delta.tensors()):
-            parts = Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
-            parts.add(0, model.spec.vocab_size, delta, None)
+        tokens, some = None, self._adapter.tokens.get("head")
+        if own and _has_head_bias(model) and (delta is None or delta.bias is None):
+            raise InvalidRequest(
+                "The output layer has a bias, and the adapter brings none for its own tokens.",
+                param="lm_head",
+            )
+        if own and isinstance(model, NativeDecoder):
+            layer, some = self._extended(model, layer, some, own)
+        if delta is not None and any(True for _ in delta.tensors()):
+            parts = Parts(model, layer or model.lm_head, _has_head_bias(model))
+            rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
+            parts.add(0, rows, delta, None)
             added = self._pack(parts)
             self.ends[HEAD] = added
-        tokens = None
-        if (some := self._adapter.tokens.get("head")) is not None:
+        if some is not None and len(some[0]):
             ids = some[0].to(model.ops.device)
             tokens = ids, self._table(model, some[1], ids)
         return HeadLora(table=layer, tokens=tokens, added=added)
 
-    def _table(self, model: NativeDecoder, rows: Tensor, ids: Tensor | None) -> LinearLayer:
+    def _extended(
+        self,
+        model: NativeDecoder,
+        layer: LinearLayer | None,
+        some: tuple[Tensor, Tensor] | None,
+        own: int,
+    ) -> tuple[LinearLayer, tuple[Tensor, Tensor] | None]:
+        """An output layer of all tokens, and the rows of single ones that are left.
+
+        `layer`: the adapter's table; `some`: its rows of single tokens; `own`: all tokens.
+        """
+        first = layer or model.lm_head
+        count = first.out_features
+        if some is None:
+            return ExtendedHead(first, None, own), None
+        ids, rows = some
+        behind = ids >= count
+        if not bool(behind.any()):
+            return ExtendedHead(first, None, own), some
+        more = model.ops.PackedLinear(rows[behind].to(model.weight_dtype).contiguous(), None)
+        self.num_bytes += more.nbytes
+        return ExtendedHead(first, more, own), (ids[~behind], rows[~behind])
+
+    def _table(
+        self, model: NativeDecoder | BridgeModel, rows: Tensor, ids: Tensor | None
+    ) -> LinearLayer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
-        if model.spec.lm_head_bias:
+        if _has_head_bias(model):
             bias = model.lm_head(nothing(model, model.lm_head))[0]
-            bias = bias if ids is None else bias[ids]
+            if ids is not None:
+                bias = bias[ids]
+            elif len(rows) != len(bias):  # the adapter's own stands in its place
+                missing = len(rows) - len(bias)
+                bias = torch.nn.functional.pad(bias, (0, missing))
         layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
         self.num_bytes += layer.nbytes
         return layer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,14 @@ from engine.models.encoders.encoder import NativeEncoder
 from kernels import LinearLayer
 from kernels.lora import LoraPart, LoraWeights
 
+if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+    from engine.models.bridge.model import BridgeModel
+
 #: Rows of a weight that are looked at together.
 _ROWS = 1024
 
 #: Models whose layers may have adapters.
-AdaptableModel = NativeDecoder | NativeEncoder
+AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | BridgeModel"
 
 
 class Parts:
@@ -103,6 +108,10 @@ class Parts:
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
         """Of the rows of W + scale * B A."""
+        if isinstance(self._layer, StackedExpert):
+            raise InvalidRequest(
+                "DoRA of experts isn't supported on this device.", param="use_dora"
+            )
         found = []
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()
@@ -137,7 +146,7 @@ def column_gain(model: AdaptableModel, delta: ModuleDelta, table: Tensor | None)
     if delta.magnitude is None or delta.a is None or delta.b is None:
         return None
     squares = torch.zeros(len(delta.b), dtype=torch.float64)
-    for ids in torch.arange(model.spec.vocab_size).split(_ROWS):
+    for ids in torch.arange(delta.a.shape[1]).split(_ROWS):
         own = _embedded(model, ids) if table is None else table[ids]
         changed = own.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
         squares += changed.square().sum(dim=0)

@@ -18,6 +18,7 @@ import torch
 from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter
+from engine.lora.bridged import modules_of
 from engine.lora.modules import Modules
 from engine.lora.pack import pack_adapter
 from engine.lora.parts import AdaptableModel
@@ -35,11 +36,13 @@ class AdapterFacts:
         rank: the largest of its modules.
         num_bytes: of device memory.
         load_seconds: how long it took to bring it there.
+        vocab_size: of its rows, where it brings tokens; 0: the model's.
     """
 
     rank: int
     num_bytes: int
     load_seconds: float
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class AdapterStore:
             self._ranks[ref.digest] = packed.rank
             self._device[ref.digest] = packed.weights
         seconds = time.perf_counter() - started
-        return AdapterFacts(packed.rank, packed.weights.num_bytes, seconds)
+        weights = packed.weights
+        return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
 
     def drop(self, digest: str) -> bool:
         """Let an adapter's device memory go; whether host memory still has it."""
@@ -130,7 +134,7 @@ class AdapterStore:
         """The model's, listed once: a mixture of experts has tens of thousands."""
         known = self._modules
         if known is None or known[0] is not model.spec or known[1] is not heads:
-            modules = Modules(model.spec, None if heads is None else heads.shapes)
+            modules = modules_of(model, heads)
             self._templates.clear()
             known = self._modules = model.spec, heads, modules
         return known[2]

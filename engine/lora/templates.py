@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_files
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
 from engine.lora.pack import Packer
 from engine.lora.parts import AdaptableModel, Parts
 from engine.lora.tensor_file import all_finite
 from engine.models.adapters import AdapterWeights
+from engine.models.spec import DecoderSpec
 from kernels.lora import LoraTemplate, PackedLora, PlannedLora, PlannedPart
 
 #: Layouts that are remembered, and bytes of a header or configuration of one.
@@ -139,7 +140,8 @@ class Templates:
 
         `kept`: what weights are kept in, None: as they are.
         """
-        if model.lora_slots is not None or not _of_matrices_alone(adapter):
+        others = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
+        if others or not _of_matrices_alone(adapter):
             return
         dtypes, files = {tensor.dtype for tensor in adapter.tensors()}, _read(Path(path))
         if files is None or len(dtypes) != 1 or kept not in (None, *dtypes):
@@ -201,9 +203,9 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
     that are `wanted` aren't read.
     """
     try:
-        if folder.is_file():
+        files = adapter_files(folder)
+        if len(files) != 2:
             return None
-        files = (folder / CONFIG_FILE, folder / WEIGHTS_FILE)
         config_size, weights_size = (file.stat().st_size for file in files)
         other = wanted is not None and (config_size, weights_size) not in wanted
         if other or config_size > _MOST_BYTES:

@@ -285,7 +285,10 @@ class NativeDecoder(Adaptable):
 
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
-        x, positions = self.embedding.rows(token_ids), context.positions
+        known, positions = token_ids, context.positions
+        if context.adapters is not None and context.adapters.vocab_size:
+            known = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
+        x = self.embedding.rows(known)
         self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
         if context.embeds is not None:
             places, values = context.embeds
@@ -299,8 +302,15 @@ class NativeDecoder(Adaptable):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None = None) -> Tensor:
-        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it."""
-        spec, logits = self.spec, self.lm_head(hidden).float()
+        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it.
+
+        Rows of adapters that bring tokens come without others, and all of one vocabulary.
+        """
+        spec = self.spec
+        if isinstance(adapters, StepAdapters) and adapters.vocab_size:
+            logits = torch.empty(len(hidden), adapters.vocab_size)
+        else:
+            logits = self.lm_head(hidden).float()
         self._adapt_logits(logits, hidden, adapters)
         if spec.logit_scale != 1.0:
             logits.mul_(spec.logit_scale)

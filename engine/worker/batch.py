@@ -177,6 +177,8 @@ class RunningBatch:
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
         self.adapters.put(row, sequence.adapter)
+        if (adapter := self.adapters.of_row(row)) is not None:
+            self.state(row).vocab_size = adapter.vocab_size
         self.grows[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)

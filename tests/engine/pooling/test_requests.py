@@ -217,12 +217,12 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
         pooled_spec(settings, {"architectures": ["Lfm2ForCausalLM"]})
 
 
-def test_adapters_of_a_bridged_model_are_told_why() -> None:
+def test_adapters_of_a_model_from_outside_are_told_why() -> None:
     config = EngineConfig(model="", device="cpu")
     adapters = DeviceAdapters(config, make_device(config), {})
     spec = SimpleNamespace(architecture="LlamaForCausalLM")
     adapters.prepare(cast(Any, SimpleNamespace(model=object(), spec=spec)))
     assert adapters.refusal == (
-        "Adapters are for models that run on Quire's own decoders and encoders; this "
-        "LlamaForCausalLM doesn't."
+        "Adapters are for models that run on Quire's own decoders and encoders or on the "
+        "Transformers bridge; this LlamaForCausalLM doesn't."
     )
