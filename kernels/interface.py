@@ -42,6 +42,7 @@ from kernels.lora import (
 )
 from kernels.lora_slots import LoraSlots, MixtureRows, Place
 from kernels.packing import LinearMaker
+from kernels.states import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
 
 __all__ = [
     "NO_NORM",
@@ -58,6 +59,9 @@ __all__ = [
     "LinearLayer",
     "MixtureOfExperts",
     "NormWeights",
+    "ScanInputs",
+    "ScanWeights",
+    "StateRows",
 ]
 
 
@@ -224,6 +228,27 @@ class KernelSet(LinearMaker):
 
         int8 caches come with their scales, as for `rope_and_cache`.
         """
+
+    def causal_conv(
+        self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+    ) -> Tensor:
+        """silu(each channel's sum over a sequence's last W inputs), [T, C].
+
+        x [T, C], with any stride between tokens; weight [W, C], its last row that of the token
+        itself; bias [C]. `states` [R, W - 1, C] holds what came before by row, and is brought up
+        to the sequences' last tokens. Which sequence has which row and tokens: `of`.
+        """
+        return causal_conv(x, states, weight, bias, of)
+
+    def linear_scan(
+        self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+    ) -> Tensor:
+        """What each token's queries find in its heads' states, [T, heads, value_size].
+
+        `states` [R, heads, value_size, key_size] of float32 is changed token by token, see
+        `kernels.states`; which sequence has which row and tokens: `of`.
+        """
+        return linear_scan(inputs, weights, states, of)
 
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class EngineCore:
         self.capacity = capacity = executor.size_cache()
         executor.allocate_cache()
         self.scheduler = Scheduler(
-            scheduler_config(config, facts, capacity.token_budget),
+            scheduler_config(config, facts, capacity.token_budget, capacity.most_sequences),
             capacity.num_blocks,
             capacity.token_budget,
             PrefillShare(told) if (told := config.prefill_tokens_beside_decodes) else None,

@@ -12,7 +12,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative import TYPICAL, SpeculativeConfig
 from engine.devices.device import CacheNeed, Device, RunnerParts
-from engine.devices.host_memory import num_cpu_blocks
+from engine.devices.host_memory import most_states, num_cpu_blocks
 from engine.devices.pages_ahead import PagesAhead
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
@@ -63,6 +63,10 @@ class CpuDevice(Device):
         """See `Device`."""
         least = len(need.layout.groups)
         return num_cpu_blocks(self.config, need.bytes_per_token, need.blocks_per_sequence, least)
+
+    def most_states(self, state_bytes: int) -> int:
+        """See `Device`."""
+        return most_states(state_bytes)
 
     def cache_allocated(self, loaded: LoadedModel) -> None:
         """Map pages of the KV cache before they are needed."""

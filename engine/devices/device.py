@@ -173,6 +173,10 @@ class Device(ABC):
         Raises `ConfigError` where there isn't enough for one sequence.
         """
 
+    def most_states(self, state_bytes: int) -> int | None:
+        """Sequences that run at once where each carries a state of that size; None: no bound."""
+        return None
+
     def cache_allocated(self, loaded: LoadedModel) -> None:
         """The model has a new KV cache, and serves requests from now on."""
 

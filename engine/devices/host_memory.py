@@ -48,6 +48,11 @@ def num_cpu_blocks(
     return min(blocks, config.max_num_seqs * most_per_sequence)
 
 
+def most_states(state_bytes: int) -> int:
+    """Sequences whose states fit into a quarter of the free memory; at least one."""
+    return max(1, available_memory() // 4 // state_bytes)
+
+
 def adapter_bytes(part: int, most_gib: int) -> int:
     """A `part`-th of the free memory for adapters, at most so many GiB."""
     return min(available_memory() // part, most_gib * GIB)

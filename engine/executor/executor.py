@@ -23,12 +23,14 @@ class Capacity:
         layout: the model's KV cache groups.
         kv_bytes_per_token: what a token takes of the pool, over all layers.
         token_budget: tokens of a step.
+        most_sequences: whose states the memory holds at once; None: nothing is carried.
     """
 
     num_blocks: int
     layout: KVLayout
     kv_bytes_per_token: int
     token_budget: int
+    most_sequences: int | None = None
 
 
 class Executor(Protocol):

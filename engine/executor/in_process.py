@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
@@ -35,6 +36,8 @@ from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.interface import Finishable, Runner
 from kernels import KernelSet
+
+log = logging.getLogger(__name__)
 
 #: Of models that aren't ours: a bridged one makes the logits of every token that is asked for.
 _OTHERS_TOKEN_BUDGET = 2048
@@ -103,7 +106,8 @@ class InProcessExecutor:
         budget, layout = self._token_budget(), self._layout()
         self.drafts.check(layout)
         per_token = self._token_bytes()
-        self.capacity = Capacity(self._num_blocks(budget, layout), layout, per_token, budget)
+        blocks, most = self._num_blocks(budget, layout), self._most_sequences()
+        self.capacity = Capacity(blocks, layout, per_token, budget, most)
         block = self._token_bytes(layout.layers_per_block) * self._config.block_size
         self.drafts.size_cache(self.capacity.num_blocks, block)
         return self.capacity
@@ -298,7 +302,10 @@ class InProcessExecutor:
         """The model's KV cache groups."""
         spec = self.loaded.spec
         hybrid = not self._config.disable_hybrid_kv_cache_manager
-        return make_layout(spec.windows, spec.num_layers, self.loaded.max_model_len, hybrid)
+        windows, layers = spec.windows, spec.num_layers
+        if isinstance(spec, DecoderSpec):
+            windows, layers = spec.kv_windows, len(spec.attention_layers)
+        return make_layout(windows, layers, self.loaded.max_model_len, hybrid)
 
     def _token_bytes(self, num_layers: int | None = None) -> int:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""
@@ -334,6 +341,20 @@ class InProcessExecutor:
                 self.drafts.need,
             )
         )
+
+    def _most_sequences(self) -> int | None:
+        """Sequences whose states are held at once; None: nothing is carried."""
+        size: int = getattr(self.loaded.spec, "state_bytes", 0)
+        most = self.device.most_states(size) if size else None
+        if most is None:
+            return None
+        wanted = self._config.max_num_seqs
+        if most < wanted:
+            log.info(
+                "%d sequences run at once, not %d: each carries a state of %d bytes.",
+                most, wanted, size,
+            )  # fmt: skip
+        return min(most, wanted)
 
     def _token_budget(self) -> int:
         """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""

@@ -156,8 +156,7 @@ def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tup
 
 def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription]]:
     """A layer's linear layers by the names that this package gives them."""
-    yield "qkv", layer.attention.qkv
-    yield "o", layer.attention.o
+    yield from layer.attention.linears()
     if isinstance(layer.mlp, ExpertsDescription):
         yield "router", layer.mlp.router
         if layer.mlp.shared_gate is not None:

@@ -33,6 +33,7 @@ from engine.models.kv_scale_file import read_kv_scale_file
 from engine.models.kv_scales import read_kv_scales
 from engine.models.registry import ModelRegistry, is_transformers
 from engine.models.source import open_weights
+from engine.models.spec import DecoderSpec
 from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings, pooling_settings
@@ -106,7 +107,7 @@ def build_model(order: Order) -> Built:
     if not is_known(raw):
         return _bridged(order)
     try:
-        decoder_spec(raw)
+        _refuse_states(decoder_spec(raw), order)
     except BadModelConfig:
         raise
     except ModelLoadError as refused:
@@ -137,10 +138,21 @@ def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
     return built
 
 
+def _refuse_states(spec: DecoderSpec, order: Order) -> None:
+    """Raise `ModelLoadError` for layers that carry a state elsewhere than on a CPU."""
+    if spec.states is not None and order.ops.device != HOST:
+        raise ModelLoadError(
+            f"{spec.architecture} has layers that carry a state: they run natively on a CPU alone.",
+            param="model",
+        )
+
+
 def _native(order: Order, outside: Any = None) -> Built:
     """The native decoder, or a class from outside that keeps to its contract."""
     folder, raw, config = order.folder, order.raw, order.config
     spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
+    if outside is None:
+        _refuse_states(spec, order)
     refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
     if config.disable_sliding_window:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.models.description import LinearDescription
-from engine.models.layer_weights import LayerWeights
+from engine.models.layer_weights import AttentionWeights, LayerWeights
 from kernels import KernelSet, LinearLayer
 from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, EXPERTS, HEAD, LoraSlots
 
@@ -18,7 +18,13 @@ _PARTS = {"qkv": 3, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
 
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     """Those that every token goes through, by their slots."""
-    found = {"qkv": weights.attention.qkv, "o": weights.attention.o}
+    meeting = weights.attention
+    if isinstance(meeting, AttentionWeights):
+        found = {"qkv": meeting.qkv, "o": meeting.o}
+    else:
+        found = {"state_in": meeting.inputs, "state_out": meeting.output}
+        if meeting.rates is not None:
+            found["state_rates"] = meeting.rates
     for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
         if mlp is not None:
             found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}

@@ -152,11 +152,11 @@ class StepAdapters:
 
     def of_experts(self, layer: int, slots: Set[str]) -> list[ExpertUse]:
         """Those that change one of a layer's `slots`, which are its experts'."""
-        return [
-            (adapter.layers[layer], rows)
+        own = (
+            ({slot: lora for slot, lora in adapter.layers[layer].items() if slot in slots}, rows)
             for adapter, rows in self.groups
-            if not slots.isdisjoint(adapter.layers[layer])
-        ]
+        )
+        return [(changed, rows) for changed, rows in own if changed]
 
     def heads(self, rows: Tensor | None) -> StepAdapters | None:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""

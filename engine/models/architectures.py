@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.families import gemma, glm, gpt, layernorm, llama, moe, olmo, phi3small, remote
+from engine.models.families import (
+    gemma,
+    glm,
+    gpt,
+    layernorm,
+    llama,
+    moe,
+    olmo,
+    phi3small,
+    remote,
+    states,
+)
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
 from engine.text.files import parse_object, read_text
@@ -21,6 +32,7 @@ _FAMILIES: dict[str, Family] = {
     **moe.FAMILIES,
     **remote.FAMILIES,
     **phi3small.FAMILIES,
+    **states.FAMILIES,
 }
 _MOST_LAYERS = 10_000
 _POSITIVE = (

@@ -22,6 +22,8 @@ class Attention:
         project: hidden states to queries, keys and values side by side: [T, q + 2 kv].
         output: what follows attention: [T, q] -> [T, hidden].
         sizes: columns of queries, of keys, of values.
+        gated: columns of queries are head by head a query and a gate, whose sigmoid weighs what
+            the head finds.
         cos_sin: rotary table, None: no rotation.
         q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
     """
@@ -34,6 +36,7 @@ class Attention:
     scale: float
     eps: float
     cos_sin: Tensor | None
+    gated: bool = False
     neox: bool = True
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -49,6 +52,10 @@ class Attention:
         key_cache, value_cache, key_scales, value_scales = cache
         q, k, v = self.project(x).split(self.sizes, dim=-1)
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        gate = None
+        if self.gated:
+            both = q.unflatten(1, (-1, 2))
+            q, gate = both[:, :, 0].contiguous(), both[:, :, 1]
         ops.rope_and_cache(
             q,
             k,
@@ -83,6 +90,8 @@ class Attention:
                 sparse=self.sparse,
             )
         )
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
         return self.output(out.flatten(1))
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from engine.models.cache import LayerCache
-from engine.models.layer_weights import LayerWeights
+from engine.models.layer_weights import LayerWeights, StateWeights
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet
 from kernels.activations import ACTIVATIONS
@@ -64,6 +64,10 @@ def _check(spec: DecoderSpec) -> None:
     """Raise `NotCompiled` for what the compiled decoder doesn't do."""
     if spec.activation not in ACTIVATIONS:
         raise NotCompiled(f"it has the activation {spec.activation}")
+    if spec.states is not None:
+        raise NotCompiled("some of its layers carry a state")
+    if spec.gated_attention:
+        raise NotCompiled("its attention has gates")
     if spec.wiring == "parallel" and spec.moe is not None:
         raise NotCompiled("it has experts beside attention")
 
@@ -93,6 +97,8 @@ def _weights(layer: LayerWeights, cache: LayerCache, group: int) -> DecoderLayer
     if layer.residual_mlp is not None:
         raise NotCompiled("it has experts beside attention")
     mlp_norm, mlp, attention = layer.mlp_norm, layer.mlp, layer.attention
+    if isinstance(attention, StateWeights):
+        raise NotCompiled("some of its layers carry a state")
     if layer.wiring == "parallel" and mlp_norm is not None and mlp_norm.kind == "none":
         raise NotCompiled("its MLP takes the residual as it is, beside attention")
     return DecoderLayerWeights(

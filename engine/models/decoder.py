@@ -35,6 +35,7 @@ from engine.models.layer_weights import LayerWeights, named_tensors
 from engine.models.norms import Norm, norm_of
 from engine.models.plain_layers import adapted, plain_layer
 from engine.models.spec import DecoderSpec
+from engine.models.states import LayerStates, StateTable
 from engine.models.taps import Taps
 from engine.quantization.report import LayerReport
 from engine.quantization.scheme import scheme_of
@@ -57,7 +58,6 @@ class NativeDecoder(Adaptable):
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
     """
 
-    stateful = False
     takes_embeds = True
 
     def __init__(
@@ -71,6 +71,7 @@ class NativeDecoder(Adaptable):
     ) -> None:
         super().__init__()
         self.spec = spec
+        self.stateful = spec.states is not None
         self.ops = ops
         self.weight_dtype = weight_dtype
         self._activations = ops.activation_dtype(weight_dtype)
@@ -81,12 +82,17 @@ class NativeDecoder(Adaptable):
         self.description = describe(spec)
         self.weights: list[LayerWeights] = []
         self.layers: list[Layer] = []
+        #: Of the layers that attend, in order, and their KV cache groups.
         self.kv_caches: list[LayerCache] = []
+        self.group_of: list[int] = []
         #: By layer, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
         #: What became of each layer's weights.
         self.load_report: list[LayerReport] = []
-        self.group_of: list[int] = []
+        #: Of the layers that carry one; None: none does.
+        self._states: StateTable | None = None
+        #: For each layer its group, and what it keeps.
+        self._kept: list[tuple[int, LayerCache | LayerStates]] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
@@ -155,7 +161,7 @@ class NativeDecoder(Adaptable):
         """Whether all layers run in one call."""
         return self._compiled is not None
 
-    # -- KV cache -----------------------------------------------------------------------------
+    # -- KV cache and states ------------------------------------------------------------------
 
     def allocate_kv(
         self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
@@ -164,24 +170,41 @@ class NativeDecoder(Adaptable):
 
         Layers of different groups may have the same slot: their blocks are never the same.
         """
-        layout = layout or uniform(len(self.layers))
+        attending = self.spec.attention_layers
+        layout = layout or uniform(len(attending))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         caches = [new_cache(self.ops, shape, dtype) for _ in range(layout.layers_per_block)]
         self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
+            of_attending = [self.kv_scales[layer] for layer in attending]
             self.kv_caches = [
                 cache if scales is None else scales.put_on(cache)
-                for cache, scales in zip(self.kv_caches, self.kv_scales, strict=True)
+                for cache, scales in zip(self.kv_caches, of_attending, strict=True)
             ]
         self.group_of = layout.group_of_layers()
+        self._keep_by_layer()
         if is_on("decoder"):
             self._compiled = compile_decoder(
                 self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
             )
 
+    def _keep_by_layer(self) -> None:
+        """Note what each layer keeps: keys and values, or states."""
+        kept: dict[int, tuple[int, LayerCache | LayerStates]] = {
+            layer: (group, cache)
+            for layer, group, cache in zip(
+                self.spec.attention_layers, self.group_of, self.kv_caches, strict=True
+            )
+        }
+        if self.spec.states is not None:
+            self._states = StateTable(self.spec.states, self.ops)
+            kept |= {layer: (0, states) for layer, states in self._states.layers.items()}
+        self._kept = [kept[layer] for layer in range(self.spec.num_layers)]
+
     def release_kv(self) -> None:
-        """Let the caches go, until `allocate_kv` makes new ones."""
+        """Let the caches and states go, until `allocate_kv` makes new ones."""
         self.kv_caches, self._compiled = [], None
+        self._kept, self._states = [], None
 
     def compile_step(self, tables: StepTables) -> CompiledStep | None:
         """Whole decode steps in one call over the running batch; None: not this model."""
@@ -273,14 +296,18 @@ class NativeDecoder(Adaptable):
         """Layer by layer; of the last one the tokens `wanted`, None for all."""
         x = self._first_norm(residual)
         last = len(self.layers) - 1
-        groups = context.groups
+        groups, states = context.groups, self._states
+        if states is not None:
+            states.begin(context)
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
             rows = wanted if index == last else None
             if taps is not None:
                 taps.take(index, residual)
-            batch = groups[self.group_of[index]]
-            x, residual = layer(x, residual, batch, self.kv_caches[index], rows)
+            group, cache = self._kept[index]
+            x, residual = layer(x, residual, groups[group], cache, rows)
+        if states is not None:
+            states.end()
         return x
 
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:

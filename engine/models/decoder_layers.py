@@ -8,20 +8,24 @@ that are wanted further on; where tokens no longer meet, the others are dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from engine.models.attention import Attention
-from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.norms import Norm, Transform
+from engine.models.states import StateMixer
+
+#: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStates`.
+Meeting = Attention | StateMixer
 
 
 @dataclass(slots=True)
 class SequentialLayer:
     """residual += attention(norm(residual)); residual += mlp(norm(residual))."""
 
-    attention: Attention
+    attention: Meeting
     mlp_norm: Norm
     mlp: Transform
     next_norm: Norm
@@ -31,7 +35,7 @@ class SequentialLayer:
         x: Tensor,
         residual: Tensor,
         context: AttentionContext,
-        cache: LayerCache,
+        cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next layer's x, and the residual."""
@@ -46,7 +50,7 @@ class SequentialLayer:
 class ParallelLayer:
     """residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm."""
 
-    attention: Attention
+    attention: Meeting
     mlp_norm: Norm | None
     mlp: Transform
     next_norm: Norm
@@ -56,7 +60,7 @@ class ParallelLayer:
         x: Tensor,
         residual: Tensor,
         context: AttentionContext,
-        cache: LayerCache,
+        cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next layer's x, and the residual."""
@@ -75,7 +79,7 @@ class ResidualExpertsLayer:
     residual += mlp(norm'(residual)) + experts(norm"(before)).
     """
 
-    attention: Attention
+    attention: Meeting
     mlp_norm: Norm
     mlp: Transform
     experts_norm: Norm
@@ -87,7 +91,7 @@ class ResidualExpertsLayer:
         x: Tensor,
         residual: Tensor,
         context: AttentionContext,
-        cache: LayerCache,
+        cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next layer's x, and the residual."""

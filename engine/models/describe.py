@@ -13,9 +13,10 @@ from engine.models.description import (
     NormDescription,
     RowOrder,
     Split,
+    StateDescription,
     TableDescription,
 )
-from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.spec import DecoderSpec, MoeSpec, StateSpec
 from kernels.interface import ActivationSpec
 
 
@@ -52,7 +53,9 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
     return LayerDescription(
         wiring="residual_experts" if beside else spec.wiring,
         input_norm=norm(names.attention_norm),
-        attention=_attention(spec, index, at),
+        attention=_attention(spec, index, at)
+        if spec.states is None or not spec.states.layers[index]
+        else _state(spec, spec.states, at),
         attention_out_norm=norm(names.attention_out_norm),
         mlp_norm=None if shares else norm(names.mlp_norm),
         mlp=_mlp(spec, up, at + names.down, spec.intermediate_size)
@@ -84,7 +87,8 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
     names = spec.names
     kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
     kv_size = kv_heads * spec.head_dim
-    sizes: tuple[int, ...] = (spec.q_size, kv_size, kv_size)
+    queries = spec.q_size * (2 if spec.gated_attention else 1)
+    sizes: tuple[int, ...] = (queries, kv_size, kv_size)
     order: RowOrder = ""
     if len(names.qkv) == 1:
         sizes = (sum(sizes),)
@@ -105,6 +109,25 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         window=spec.windows[index] if spec.windows else 0,
         sinks=at + names.sinks if spec.sinks else "",
         sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
+    )
+
+
+def _state(spec: DecoderSpec, state: StateSpec, at: str) -> StateDescription:
+    hidden, values, norm_size = spec.hidden_size, state.values, state.values
+    if state.kind == "delta":
+        norm_size = state.value_size
+    return StateDescription(
+        state=state,
+        inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
+        rates=_linear(at + state.rates, 2 * state.num_heads, hidden, state.bias)
+        if state.rates
+        else None,
+        conv=at + state.conv,
+        decay=at + state.decay,
+        rate_bias=at + state.rate_bias,
+        skip=at + state.skip if state.skip else "",
+        norm=NormDescription(at + state.gated_norm, norm_size),
+        output=_linear(at + state.output, hidden, values, state.bias),
     )
 
 
@@ -129,7 +152,8 @@ def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> ExpertsDescription:
     router = _linear(at + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
     if not moe.shared_size:
         return ExpertsDescription(router, moe, at)
-    up = (f"{at}{moe.shared}gate_proj", f"{at}{moe.shared}up_proj")
-    shared = _mlp(spec, up, f"{at}{moe.shared}down_proj", moe.shared_size)
+    first = at + moe.shared
+    up = tuple(first + name for name in moe.shared_up)
+    shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
     gate = _linear(at + moe.shared_gate, 1, hidden, False, quantized=False)
     return ExpertsDescription(router, moe, at, shared, gate if moe.shared_gate else None)

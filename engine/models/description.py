@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.layers.rotary import RopeSpec
-from engine.models.spec import MoeSpec, QKNorm
+from engine.models.spec import MoeSpec, QKNorm, StateSpec
 from kernels.attention import BlockSparse
 from kernels.interface import ActivationSpec
 
@@ -96,6 +96,41 @@ class AttentionDescription:
     sinks: str
     sparse: BlockSparse | None = None
 
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "qkv", self.qkv
+        yield "o", self.o
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDescription:
+    """What carries a state in the place of attention. Names are the checkpoint's.
+
+    Attributes:
+        state: its sizes.
+        inputs, output: the products before and after; `rates`: one more before it, or None.
+        conv: of the convolution, [channels, 1, width].
+        decay, rate_bias: vectors, a value a head; `skip` too, or "".
+        norm: of what the heads give.
+    """
+
+    state: StateSpec
+    inputs: LinearDescription
+    rates: LinearDescription | None
+    conv: str
+    decay: str
+    rate_bias: str
+    skip: str
+    norm: NormDescription
+    output: LinearDescription
+
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "state_in", self.inputs
+        if self.rates is not None:
+            yield "state_rates", self.rates
+        yield "state_out", self.output
+
 
 @dataclass(frozen=True, slots=True)
 class MlpDescription:
@@ -133,6 +168,7 @@ class LayerDescription:
     Attributes:
         wiring: see `engine.models.decoder_layers`.
         input_norm: before attention.
+        attention: what lets tokens meet: attention, or a state that is carried.
         attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
         mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
             takes.
@@ -141,7 +177,7 @@ class LayerDescription:
 
     wiring: Wiring
     input_norm: NormDescription
-    attention: AttentionDescription
+    attention: AttentionDescription | StateDescription
     attention_out_norm: NormDescription
     mlp_norm: NormDescription | None
     mlp: MlpDescription | ExpertsDescription
@@ -151,8 +187,7 @@ class LayerDescription:
 
     def linears(self) -> Iterator[LinearDescription]:
         """Its linear layers, but for the experts that tokens are sent to."""
-        yield self.attention.qkv
-        yield self.attention.o
+        yield from (linear for _, linear in self.attention.linears())
         if isinstance(self.mlp, ExpertsDescription):
             yield self.mlp.router
             if self.mlp.shared_gate is not None:

@@ -18,11 +18,17 @@ from engine.models.description import (
     MlpDescription,
     ModelDescription,
     NormDescription,
+    StateDescription,
     TableDescription,
 )
 from engine.models.experts import Weights, read_experts
 from engine.models.fused_experts import FusedExperts, fuses_experts
-from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
+from engine.models.layer_weights import (
+    AttentionWeights,
+    LayerWeights,
+    MlpWeights,
+    StateWeights,
+)
 from engine.models.spec import DecoderSpec, MoeSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
 from engine.quantization.report import LayerReport, report_layer
@@ -39,6 +45,7 @@ from kernels.interface import (
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
+    ScanWeights,
 )
 
 #: What is added to logits that never win: finite, so that log probabilities are.
@@ -210,7 +217,12 @@ class LayerLoader:
 
     def layer(self, layer: LayerDescription) -> LayerWeights:
         """All weights of one layer."""
-        attention = self._attention(layer.attention)
+        meeting = layer.attention
+        attention: AttentionWeights | StateWeights
+        if isinstance(meeting, StateDescription):
+            attention = self._state(meeting)
+        else:
+            attention = self._attention(meeting)
         mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
         described, mlp, experts = layer.mlp, None, None
         if isinstance(described, ExpertsDescription):
@@ -242,6 +254,28 @@ class LayerLoader:
             sparse=attention.sparse,
             alibi=self._slopes(slopes) if slopes else None,
             sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
+        )
+
+    def _state(self, described: StateDescription) -> StateWeights:
+        state, heads = described.state, described.state.num_heads
+        conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
+        bias = f"{described.conv}.bias" if state.conv_bias else ""
+        return StateWeights(
+            state=state,
+            inputs=self.linear(described.inputs),
+            rates=None if described.rates is None else self.linear(described.rates),
+            output=self.linear(described.output),
+            conv=conv[:, 0].T.contiguous(),
+            conv_bias=self.vector(bias, state.channels) if bias else None,
+            scan=ScanWeights(
+                decay=-self.vector(described.decay, heads).exp(),
+                rate_bias=self.vector(described.rate_bias, heads),
+                skip=self.vector(described.skip, heads) if described.skip else None,
+                limits=state.limits,
+                delta=state.kind == "delta",
+            ),
+            # Without the offset that the family's other norms have.
+            norm=self.vector(f"{described.norm.name}.weight", described.norm.size),
         )
 
     def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:

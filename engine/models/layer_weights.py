@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from torch import Tensor
 
 from engine.models.description import Wiring
+from engine.models.spec import StateSpec
 from kernels import LinearLayer
 from kernels.attention import BlockSparse
 from kernels.interface import (
@@ -16,6 +17,7 @@ from kernels.interface import (
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
+    ScanWeights,
 )
 
 
@@ -39,6 +41,31 @@ class AttentionWeights:
     alibi: Tensor | None = None
     sinks: Tensor | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.qkv.nbytes + self.o.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWeights:
+    """See `StateDescription`. `conv` [width, channels] and what follows are float32."""
+
+    state: StateSpec
+    inputs: LinearLayer
+    rates: LinearLayer | None
+    output: LinearLayer
+    conv: Tensor
+    conv_bias: Tensor | None
+    scan: ScanWeights
+    norm: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        rates = 0 if self.rates is None else self.rates.nbytes
+        return self.inputs.nbytes + rates + self.output.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
@@ -61,7 +88,7 @@ class LayerWeights:
 
     wiring: Wiring
     input_norm: NormWeights
-    attention: AttentionWeights
+    attention: AttentionWeights | StateWeights
     attention_out_norm: NormWeights = NO_NORM
     mlp_norm: NormWeights | None
     mlp: MlpWeights | None = None
@@ -74,8 +101,7 @@ class LayerWeights:
     def nbytes(self) -> int:
         """Bytes of weights that a pass over one token reads."""
         blocks = (self.mlp, self.experts, self.residual_mlp)
-        own = self.attention.qkv.nbytes + self.attention.o.nbytes
-        return own + sum(block.nbytes for block in blocks if block is not None)
+        return self.attention.nbytes + sum(block.nbytes for block in blocks if block is not None)
 
 
 def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -7,9 +7,15 @@ from dataclasses import replace
 from engine.models.adapters import AdaptedExperts, AdaptedLinear, CurrentStep
 from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
-from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
+from engine.models.layer_weights import (
+    AttentionWeights,
+    LayerWeights,
+    MlpWeights,
+    StateWeights,
+)
 from engine.models.norms import NoNorm, Norm, Scaled, Transform, chain, mlp_of, norm_of
 from engine.models.spec import DecoderSpec
+from engine.models.states import StateMixer
 from kernels import KernelSet, LinearLayer
 from kernels.interface import HeadNormWeights, NormWeights
 
@@ -26,11 +32,18 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) 
         up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
         return replace(weights, up=up, down=down)
 
-    attention, experts = layer.attention, layer.experts
+    def meeting(weights: AttentionWeights | StateWeights) -> AttentionWeights | StateWeights:
+        if isinstance(weights, AttentionWeights):
+            return replace(weights, qkv=one(weights.qkv, "qkv"), o=one(weights.o, "o"))
+        rates = None if weights.rates is None else one(weights.rates, "state_rates")
+        inputs, output = one(weights.inputs, "state_in"), one(weights.output, "state_out")
+        return replace(weights, inputs=inputs, rates=rates, output=output)
+
+    experts = layer.experts
     return replace(
         layer,
         experts=None if experts is None else AdaptedExperts(experts, index, step),
-        attention=replace(attention, qkv=one(attention.qkv, "qkv"), o=one(attention.o, "o")),
+        attention=meeting(layer.attention),
         mlp=mlp(layer.mlp, ""),
         residual_mlp=mlp(layer.residual_mlp, "residual_"),
     )
@@ -51,8 +64,14 @@ def plain_layer(
             after.append(Scaled(spec.residual_scale))
         return chain(first, *after)
 
-    attention = _attention(spec, ops, layer.attention)
-    attention.output = finished(layer.attention.o, layer.attention_out_norm)
+    out_norm, attention = layer.attention_out_norm, layer.attention
+    meeting: Attention | StateMixer
+    if isinstance(attention, StateWeights):
+        output = finished(attention.output, out_norm)
+        meeting = StateMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
+    else:
+        meeting = _attention(spec, ops, attention)
+        meeting.output = finished(attention.o, out_norm)
     block = layer.experts or (mlp_of(ops, layer.mlp) if layer.mlp is not None else None)
     if block is None:
         raise ValueError("a layer has either an MLP or experts")
@@ -61,12 +80,10 @@ def plain_layer(
     if layer.residual_mlp is not None:
         beside = mlp_of(ops, layer.residual_mlp)
         before = mlp_norm or NoNorm()
-        return ResidualExpertsLayer(
-            attention, norm(layer.residual_norm), beside, before, mlp, after
-        )
+        return ResidualExpertsLayer(meeting, norm(layer.residual_norm), beside, before, mlp, after)
     if layer.wiring == "parallel":
-        return ParallelLayer(attention, mlp_norm, mlp, after)
-    return SequentialLayer(attention, mlp_norm or NoNorm(), mlp, after)
+        return ParallelLayer(meeting, mlp_norm, mlp, after)
+    return SequentialLayer(meeting, mlp_norm or NoNorm(), mlp, after)
 
 
 def _attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> Attention:
@@ -74,7 +91,12 @@ def _attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> 
         ops=ops,
         project=chain(weights.qkv, *_after_qkv(spec, ops, weights)),
         output=weights.o,
-        sizes=(spec.q_size, spec.kv_size, spec.kv_size),
+        sizes=(
+            spec.q_size * (2 if spec.gated_attention else 1),
+            spec.kv_size,
+            spec.kv_size,
+        ),
+        gated=spec.gated_attention,
         head_dim=spec.head_dim,
         scale=spec.attention_scale or spec.head_dim**-0.5,
         eps=spec.norm_eps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +31,8 @@ class MoeSpec:
         experts: prefix of the experts' names, relative to the layer.
         expert_names: gate, up and down in the layout with one tensor an expert.
         shared_size: intermediate size of the expert that sees every token, 0: there is none.
+        shared_up, shared_down: its weights' names behind `shared`; one name in `shared_up`: gate
+            over up in one tensor.
         shared_gate: name of that expert's sigmoid gate, "": it has none.
     """
 
@@ -50,7 +53,74 @@ class MoeSpec:
     expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_size: int = 0
     shared: str = "mlp.shared_expert."
+    shared_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    shared_down: str = "down_proj"
     shared_gate: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Layers that carry a state from token to token in the place of attention: a product, a short
+    convolution, a recurrence of heads (`kernels.states`), a gated norm, a product. Sizes are in
+    elements; names are relative to the layer.
+
+    Attributes:
+        kind: "mamba2" or "delta", the gated delta rule.
+        layers: for each layer, whether it's one of these.
+        num_heads, num_key_heads: of values, and of keys and queries.
+        value_size, key_size: of a head.
+        conv_width: tokens that a convolution sees.
+        limits: of the recurrence's rates.
+        inputs: name of the first product. "mamba2": gate, values, keys, queries and rates;
+            "delta": by key head queries, keys, values and gates.
+        rates: of the product that gives "delta" its betas and rates, by key head.
+    """
+
+    kind: Literal["mamba2", "delta"]
+    layers: tuple[bool, ...]
+    num_heads: int
+    num_key_heads: int
+    value_size: int
+    key_size: int
+    conv_width: int
+    conv_bias: bool = False
+    bias: bool = False
+    limits: tuple[float, float] = (0.0, math.inf)
+    inputs: str = "mamba.in_proj"
+    rates: str = ""
+    conv: str = "mamba.conv1d"
+    decay: str = "mamba.A_log"
+    rate_bias: str = "mamba.dt_bias"
+    skip: str = "mamba.D"
+    gated_norm: str = "mamba.norm"
+    output: str = "mamba.out_proj"
+
+    @property
+    def values(self) -> int:
+        """Values of a token, over all heads."""
+        return self.num_heads * self.value_size
+
+    @property
+    def keys(self) -> int:
+        """Keys of a token, over all heads; there are as many queries."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def channels(self) -> int:
+        """What goes through the convolution: values, keys, queries."""
+        return self.values + 2 * self.keys
+
+    @property
+    def input_rows(self) -> int:
+        """Outputs of the first product."""
+        rates = 0 if self.rates else self.num_heads
+        return self.values + self.channels + rates
+
+    @property
+    def nbytes(self) -> int:
+        """Of what a sequence keeps over all layers, in float32."""
+        conv = (self.conv_width - 1) * self.channels
+        return 4 * sum(self.layers) * (conv + self.values * self.key_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +148,9 @@ class DecoderSpec:
         layer_ropes: rotary embedding by layer, where they differ.
         rope_neox: rotate halves; otherwise neighbours.
         alibi_slopes: by query head; (): no ALiBi.
+        gated_attention: each head's queries come with a gate, whose sigmoid weighs what the head
+            finds.
+        states: layers that carry a state in the place of attention; None: there are none.
         sinks: each head has a learned logit that takes part in the softmax.
         attention_scale: of q.k; 0: 1 / sqrt(head_dim).
         num_positions, position_offset: learned positions, rows of the table and its first row.
@@ -126,6 +199,8 @@ class DecoderSpec:
     attention_soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     sinks: bool = False
+    gated_attention: bool = False
+    states: StateSpec | None = None
 
     activation: str = "silu"
     activation_limit: float = 0.0
@@ -166,10 +241,27 @@ class DecoderSpec:
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that keep keys and values."""
+        carried = self.states.layers if self.states is not None else (False,) * self.num_layers
+        return tuple(layer for layer in range(self.num_layers) if not carried[layer])
+
+    @property
+    def kv_windows(self) -> tuple[int, ...]:
+        """Windows of the layers that keep keys and values; (): all are full."""
+        return tuple(self.windows[layer] for layer in self.attention_layers if self.windows)
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the tables and the layers (norms and biases left out)."""
         matrices = 3 if self.gated else 2
-        attention = 2 * self.q_size + 2 * self.kv_size
+        attending = len(self.attention_layers)
+        attention = attending * (
+            (3 if self.gated_attention else 2) * self.q_size + 2 * self.kv_size
+        )
+        if self.states is not None:
+            carried = self.num_layers - attending
+            attention += carried * (self.states.input_rows + self.states.values)
         mlps = self.num_layers * matrices * self.intermediate_size
         if self.moe is not None:
             moe, with_experts = self.moe, sum(self.moe.layers)
@@ -177,9 +269,14 @@ class DecoderSpec:
             mlps += with_experts * matrices * (experts - self.intermediate_size)
             mlps += with_experts * moe.num_experts
         tables = (1 if self.tie_embeddings else 2) * self.vocab_size + self.num_positions
-        return (self.num_layers * attention + mlps + tables) * self.hidden_size
+        return (attention + mlps + tables) * self.hidden_size
+
+    @property
+    def state_bytes(self) -> int:
+        """Of what a sequence keeps beside keys and values."""
+        return 0 if self.states is None else self.states.nbytes
 
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
         """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
-        layers = self.num_layers if num_layers is None else num_layers
+        layers = len(self.attention_layers) if num_layers is None else num_layers
         return 2 * layers * self.kv_size * element_size

@@ -49,15 +49,20 @@ def without_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest
     return msgspec.structs.replace(message, kv_reserved_fraction=0.0, kv_max_fraction=1.0)
 
 
-def scheduler_config(config: EngineConfig, facts: ModelFacts, token_budget: int) -> EngineConfig:
+def scheduler_config(
+    config: EngineConfig, facts: ModelFacts, token_budget: int, most_sequences: int | None = None
+) -> EngineConfig:
     """The settings that the scheduler works by.
+
+    `most_sequences` run at once, where each carries a state.
 
     An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
     depends on the last token alone. Nobody decodes, so prompts needn't leave room.
     """
     if facts.stateful:
         # What the tokens before have left is in no block.
-        return replace(config, enable_prefix_caching=False)
+        seats = min(config.max_num_seqs, most_sequences or config.max_num_seqs)
+        return replace(config, enable_prefix_caching=False, max_num_seqs=seats)
     if facts.pooling is None:
         return config
     return replace(

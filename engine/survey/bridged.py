@@ -172,13 +172,6 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "bamba": recipe("bamba", **_MAMBA2, attn_layer_indices=[1]),
     "falcon_h1": recipe("falcon_h1", **_MAMBA2, mamba_d_ssm=128, head_dim=16),
     "falcon_mamba": recipe("falcon_mamba", state_size=8),
-    "granitemoehybrid": recipe(
-        "granitemoehybrid",
-        **_MAMBA2,
-        num_local_experts=4,
-        shared_intermediate_size=32,
-        layer_types=["mamba", "attention"],
-    ),
     "lfm2": recipe("lfm2", layer_types=["conv", "full_attention"]),
     "lfm2_moe": recipe(
         "lfm2_moe", **_EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention"]
@@ -202,14 +195,6 @@ STATEFUL: dict[str, dict[str, Any]] = {
     ),
     "olmo_hybrid": recipe("olmo_hybrid", **_DELTA, layer_types=_LINEAR_FULL),
     "qwen3_5_text": recipe("qwen3_5_text", **_DELTA, head_dim=16, layer_types=_LINEAR_FULL),
-    "qwen3_next": recipe(
-        "qwen3_next",
-        **_DELTA,
-        **_EXPERTS,
-        head_dim=16,
-        shared_expert_intermediate_size=32,
-        layer_types=_LINEAR_FULL,
-    ),
 }
 
 #: What the bridge refuses, each with its reason.

@@ -31,6 +31,18 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 _HALF_FULL = ["sliding_attention", "full_attention"]
 _YARN = {
     "rope_type": "yarn",
@@ -120,6 +132,37 @@ RECIPES: dict[str, dict[str, Any]] = {
         residual_multiplier=0.4,
         attention_multiplier=0.1,
         logits_scaling=2.0,
+    ),
+    "granite4": recipe(
+        "granitemoehybrid",
+        **_MAMBA2,
+        num_hidden_layers=3,
+        layer_types=["mamba", "attention", "mamba"],
+        num_local_experts=4,
+        intermediate_size=32,
+        shared_intermediate_size=48,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.0,
+    ),
+    "granite4-groups": recipe(
+        "granitemoehybrid",
+        **{**_MAMBA2, "mamba_n_groups": 2},
+        layer_types=["mamba", "attention"],
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        num_local_experts=0,
+        shared_intermediate_size=80,
+    ),
+    "qwen3_next": recipe(
+        "qwen3_next",
+        **_DELTA,
+        **_EXPERTS,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        shared_expert_intermediate_size=40,
     ),
     "smollm3": recipe(
         "smollm3",

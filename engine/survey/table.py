@@ -94,8 +94,12 @@ _NOTES = """
 - **Falcon with ALiBi**: `transformers` rounds slope times position to bfloat16, which shows beyond
   256 tokens; the engine computes it in float32.
 - What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
-  the blocks, projected embedding), GPT-2 with scores scaled by layer, Granite 4 with states or
-  experts, GLM-4.5 with groups of experts.
+  the blocks, projected embedding), GPT-2 with scores scaled by layer, GLM-4.5 with groups of
+  experts; and on a GPU Granite 4 and Qwen3-Next, whose states are natively a CPU's.
+- **Granite 4, Qwen3-Next**: a sequence's state (Mamba 2, gated delta rule) is float32, a row for
+  each sequence that runs, beside the keys and values of the layers that attend. It's in no block:
+  prefixes aren't cached, a preempted sequence starts anew, drafts are refused. As many sequences
+  run at once as a quarter of the free memory holds states of. Layers run one by one.
 - **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
   is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.

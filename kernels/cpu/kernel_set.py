@@ -42,6 +42,7 @@ from kernels.cpu.linear import (
 from kernels.cpu.lora import CpuLora, add_lora
 from kernels.cpu.lora_template import CpuLoraTemplate
 from kernels.cpu.memory import lazy_zeros
+from kernels.cpu.states import causal_conv, linear_scan
 from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
@@ -52,6 +53,9 @@ from kernels.interface import (
     KernelSet,
     LinearLayer,
     NormWeights,
+    ScanInputs,
+    ScanWeights,
+    StateRows,
 )
 from kernels.logits import TopLogprobs
 from kernels.lora import LoraTemplate, LoraUse, LoraWeights, PackedLora, PlannedLora
@@ -233,6 +237,18 @@ class CpuKernels(KernelSet):
         if status:
             check(status)
         return out
+
+    def causal_conv(
+        self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+    ) -> Tensor:
+        """See `KernelSet.causal_conv`."""
+        return causal_conv(self._library, x, states, weight, bias, of)
+
+    def linear_scan(
+        self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+    ) -> Tensor:
+        """See `KernelSet.linear_scan`."""
+        return linear_scan(self._library, inputs, weights, states, of)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """See `KernelSet.silu_and_mul`."""

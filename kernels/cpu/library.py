@@ -43,6 +43,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_step_run": [P, P, P, L, L, P, P, P, L, N],
     "quire_add_lora": [P, L, P, L, L, P, L, N],
     "quire_pack_lora": [P, P, L, L, N],
+    "quire_causal_conv": [P, N],
+    "quire_linear_scan": [P, N],
 }  # fmt: skip
 """Functions that give a status."""
 

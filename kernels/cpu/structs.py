@@ -247,10 +247,45 @@ class LoraUse(ctypes.Structure):
     _fields_ = [("linear", P), ("rows", P), ("count", L)]
 
 
+class StateRows(ctypes.Structure):
+    """Declared in states.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("starts", "rows")),
+        *((name, L) for name in ("num_seqs", "tokens", "num_rows")),
+    ]
+
+
+class CausalConv(ctypes.Structure):
+    """Declared in states.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("out", "x")),
+        *((name, L) for name in ("stride", "channels", "width")),
+        *((name, P) for name in ("states", "weight", "bias")),
+        ("of", StateRows),
+    ]
+
+
+class LinearScan(ctypes.Structure):
+    """Declared in states.h."""
+
+    _fields_ = [
+        *((name, P) for name in ("out", "q", "k", "v", "rate", "beta")),
+        *((name, L) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, L) for name in ("rate_stride", "beta_stride")),
+        *((name, P) for name in ("decay", "rate_bias", "skip", "states")),
+        *((name, L) for name in ("heads", "key_heads", "value_size", "key_size")),
+        *((name, F) for name in ("least_rate", "most_rate")),
+        ("delta", N),
+        ("of", StateRows),
+    ]
+
+
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, Sparse, AttentionArgs, RopeArgs, Experts, DecoderShape,
     DecoderLayer, DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart,
-    LoraLinear, LoraLayer, LoraGroup, LoraUse,
+    LoraLinear, LoraLayer, LoraGroup, LoraUse, StateRows, CausalConv, LinearScan,
 )  # fmt: skip
 
 

@@ -33,6 +33,11 @@ class BridgeSpec:
     bos_token_id: int | None = None
     dtype: str = "float32"
 
+    @property
+    def state_bytes(self) -> int:
+        """Of what a sequence keeps beside keys and values."""
+        return 4 * self.state_size
+
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
         """Bytes of KV cache that one token takes over `num_layers` layers, by default all.
 
@@ -40,7 +45,7 @@ class BridgeSpec:
         sequences run, a token then takes its share of a state in a context of full length.
         """
         if not self.kv_sizes:
-            return -(-self.state_size * 4 // self.max_position_embeddings)
+            return -(-self.state_bytes // self.max_position_embeddings)
         if num_layers is None or num_layers == self.num_layers:
             return sum(self.kv_sizes) * element_size
         return num_layers * self.kv_sizes[0] * element_size

@@ -10,7 +10,6 @@ from engine.models.families.family import (
     Config,
     Family,
     head_size,
-    refuse,
     rotary_dim,
     window_everywhere,
     windows_by_type,
@@ -18,8 +17,6 @@ from engine.models.families.family import (
 from engine.models.names import WeightNames
 
 FUSED = WeightNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
-#: An MLP under the name of the one that stands beside experts in larger models.
-SHARED_MLP = WeightNames(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 
 
 def llama(config: Config) -> dict[str, Any]:
@@ -76,21 +73,6 @@ def granite(config: Config) -> dict[str, Any]:
     }
 
 
-def granite4(config: Config) -> dict[str, Any]:
-    """Granite 4 without experts and states: Granite under other names, rotated or not."""
-    refuse(config, num_experts=0)
-    types = config.get("layer_types") or config.get("layers_block_type") or ["mamba"]
-    named = ["full_attention" if kind == "attention" else kind for kind in types]
-    rotated = config.get("position_embedding_type") == "rope"
-    return {
-        **granite(config),
-        **({} if rotated else {"rope": None}),
-        "names": SHARED_MLP,
-        "intermediate_size": int(config["shared_intermediate_size"]),
-        "windows": windows_by_type({**config, "layer_types": named}),
-    }
-
-
 def smollm3(config: Config) -> dict[str, Any]:
     """SmolLM3: every fourth layer isn't rotated, and it's these that may have a window."""
     layers = int(config["num_hidden_layers"])
@@ -135,9 +117,6 @@ FAMILIES = {
         phi3, {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
     ),
     "GraniteForCausalLM": Family(granite),
-    "GraniteMoeHybridForCausalLM": Family(
-        granite4, {"num_experts": 8, "shared_intermediate_size": 1024}
-    ),
     "SmolLM3ForCausalLM": Family(
         smollm3, {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True}
     ),

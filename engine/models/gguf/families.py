@@ -50,6 +50,9 @@ class GGUFFamily:
 _GELU = "gelu_pytorch_tanh"
 FAMILIES: dict[str, GGUFFamily] = {
     "llama": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
+    # What conversion leaves of these is a llama.
+    "internlm2": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
+    "xverse": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
     "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": GGUFFamily(architecture="Qwen3ForCausalLM", model_type="qwen3"),
     "gemma": GGUFFamily(architecture="GemmaForCausalLM", model_type="gemma", activation=_GELU),
@@ -73,6 +76,8 @@ FAMILIES: dict[str, GGUFFamily] = {
     "olmoe": GGUFFamily(architecture="OlmoeForCausalLM", model_type="olmoe", renormalize=False),
     "smollm3": GGUFFamily(architecture="SmolLM3ForCausalLM", model_type="smollm3", turned=True),
     "granite": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
+    # Its scales are Granite's by other names, which the file's aren't.
+    "minicpm": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
     "glm4": GGUFFamily(architecture="Glm4ForCausalLM", model_type="glm4", names=_GLM4_NORMS),
     "glm4moe": GGUFFamily(
         architecture="Glm4MoeForCausalLM",

@@ -83,6 +83,13 @@ def _granite(values: Metadata, head_dim: int) -> Fields:
     }
 
 
+def _minicpm(values: Metadata, head_dim: int) -> Fields:
+    """Older files leave the scales out. Raises `ModelLoadError` for these."""
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        values.number(name)
+    return _granite(values, head_dim)
+
+
 def _glm4(values: Metadata, head_dim: int) -> Fields:
     return {"attention_bias": values.has("blk.0.attn_q.bias")}
 
@@ -145,6 +152,7 @@ _MORE: dict[str, Callable[[Metadata, int], Fields]] = {
     "gemma3": _gemma2,
     "olmo2": _olmo2,
     "granite": _granite,
+    "minicpm": _minicpm,
     "glm4": _glm4,
     "glm4moe": _glm4moe,
     "command-r": _command_r,

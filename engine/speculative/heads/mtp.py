@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
+from engine.models.attention import Attention
 from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.describe import describe_layer
@@ -65,10 +66,18 @@ class ModelLayer(PagedLayer):
     def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
         super().__init__(ops, spec)
         self._layer = plain_layer(spec, ops, weights, NO_NORM)
+        attention = self._layer.attention
+        if not isinstance(attention, Attention) or attention.gated:
+            raise ModelLoadError(
+                f"Heads of {spec.architecture}, whose layers carry states or whose attention has "
+                "gates, aren't supported.",
+                param="speculative_config",
+            )
+        self._attention = attention
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
         """See the base."""
-        attention, heads = self._layer.attention, (-1, self._spec.head_dim)
+        attention, heads = self._attention, (-1, self._spec.head_dim)
         q, k, v = (
             part.unflatten(-1, heads)
             for part in attention.project(x).split(attention.sizes, dim=-1)

@@ -2,6 +2,7 @@
 #include <string>
 #include <type_traits>
 
+#include "states.h"
 #include "step.h"
 
 namespace quire {
@@ -326,6 +327,55 @@ void list_lora_use(Listing& listing) {
   QUIRE_FIELD(count);
 }
 
+void list_state_rows(Listing& listing) {
+  QUIRE_OPEN(StateRows);
+  QUIRE_FIELD(starts);
+  QUIRE_FIELD(rows);
+  QUIRE_FIELD(num_seqs);
+  QUIRE_FIELD(tokens);
+  QUIRE_FIELD(num_rows);
+}
+
+void list_causal_conv(Listing& listing) {
+  QUIRE_OPEN(CausalConv);
+  QUIRE_FIELD(out);
+  QUIRE_FIELD(x);
+  QUIRE_FIELD(stride);
+  QUIRE_FIELD(channels);
+  QUIRE_FIELD(width);
+  QUIRE_FIELD(states);
+  QUIRE_FIELD(weight);
+  QUIRE_FIELD(bias);
+  QUIRE_FIELD(of);
+}
+
+void list_linear_scan(Listing& listing) {
+  QUIRE_OPEN(LinearScan);
+  QUIRE_FIELD(out);
+  QUIRE_FIELD(q);
+  QUIRE_FIELD(k);
+  QUIRE_FIELD(v);
+  QUIRE_FIELD(rate);
+  QUIRE_FIELD(beta);
+  QUIRE_FIELD(q_stride);
+  QUIRE_FIELD(k_stride);
+  QUIRE_FIELD(v_stride);
+  QUIRE_FIELD(rate_stride);
+  QUIRE_FIELD(beta_stride);
+  QUIRE_FIELD(decay);
+  QUIRE_FIELD(rate_bias);
+  QUIRE_FIELD(skip);
+  QUIRE_FIELD(states);
+  QUIRE_FIELD(heads);
+  QUIRE_FIELD(key_heads);
+  QUIRE_FIELD(value_size);
+  QUIRE_FIELD(key_size);
+  QUIRE_FIELD(least_rate);
+  QUIRE_FIELD(most_rate);
+  QUIRE_FIELD(delta);
+  QUIRE_FIELD(of);
+}
+
 std::string list_all() {
   Listing listing;
   list_activation(listing);
@@ -348,6 +398,9 @@ std::string list_all() {
   list_lora_layer(listing);
   list_lora_group(listing);
   list_lora_use(listing);
+  list_state_rows(listing);
+  list_causal_conv(listing);
+  list_linear_scan(listing);
   return listing.text();
 }
 

@@ -22,7 +22,7 @@ PAGED = (
     "biogpt",
     "diffllama",
 )
-STATES = ("jamba", "mamba", "qwen3_next", "lfm2")
+STATES = ("jamba", "mamba", "qwen3_5_text", "lfm2")
 Cases = Callable[[str], Case]
 
 
@@ -73,7 +73,7 @@ def test_states_are_no_prefix_and_go_with_their_sequences(name: str, case: Cases
     assert len(model._states) <= 3
 
 
-@pytest.mark.parametrize("name", ["opt-350m", "granitemoehybrid"])
+@pytest.mark.parametrize("name", ["opt-350m", "glm4_moe-groups"])
 def test_settings_that_the_native_decoder_refuses_go_to_the_bridge(name: str, case: Cases) -> None:
     expected = case(name)
     llm = make(expected.folder, model_impl="auto")

@@ -200,6 +200,9 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4, "expand": 2, "conv_kernel": 4, "time_step_rank": 4},
     "jamba": {"mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 1, "attn_layer_period": 2,
               "attn_layer_offset": 1, "use_mamba_kernels": False},
+    # Natively on a CPU alone.
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_state": 4, "mamba_chunk_size": 16,
+                         "num_local_experts": 0, "layer_types": ["mamba", "attention"]},
 }  # fmt: skip
 
 

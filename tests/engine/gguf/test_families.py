@@ -123,6 +123,12 @@ def scales(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_logit_scale(config["logits_scaling"])
 
 
+def minicpm(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
 def logit_scale(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_logit_scale(config["logit_scale"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
@@ -179,6 +185,9 @@ CASES = {
         turned,
     ),
     "granite": Case("granite", "granite", changed=turned, more=scales),
+    "internlm2": Case("llama", "internlm2", changed=turned),
+    "xverse": Case("llama", "xverse", changed=turned),
+    "minicpm": Case("granite", "minicpm", {"attention_multiplier": 0.25}, turned, minicpm),
     "glm4": Case("glm4", "glm4"),
     "glm4moe": Case("glm4_moe", "glm4moe", changed=glm4_moe, more=glm4_moe_sizes),
     "command-r": Case("cohere", "command-r", {"attention_bias": False}, more=logit_scale),
@@ -347,6 +356,14 @@ def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelLoadError, match=r"olmo2\.attention\.sliding_window_pattern must be"):
         make(file)
+
+
+def test_a_minicpm_without_its_scales_is_refused_by_name(tmp_path: Path) -> None:
+    case = Case("granite", "minicpm", changed=turned)
+    folder = checkpoint("granite", tmp_path / "checkpoint")
+    path = write(case, folder, tmp_path / "model.gguf", lambda name: Kind.F32)
+    with pytest.raises(ModelLoadError, match=r"minicpm\.embedding_scale"):
+        LLM(str(path), skip_tokenizer_init=True)
 
 
 def test_a_stablelm_with_normed_queries_is_refused_by_name(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "windows": ("gemma2", {"target_modules": ALL}),
     "layer-by-layer": ("stablelm", {"target_modules": ALL}),
+    "states": ("granite4", {"target_modules": ["in_proj", "out_proj", "q_proj", "input_linear"]}),
+    "gated-attention": (
+        "qwen3_next",
+        {"target_modules": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]},
+    ),
 }
 
 

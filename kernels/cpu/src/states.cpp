@@ -1,0 +1,177 @@
+// Short causal convolutions, and recurrences of heads with a matrix each for their state.
+//
+// Tokens of a sequence are taken one after the other, whatever else is computed beside them, so a
+// token's bits don't depend on how its prompt was cut.
+#include "states.h"
+
+#include "gate.h"
+
+namespace quire {
+namespace {
+
+bool fits(const StateRows& of) {
+  if (of.starts[0] != 0 || of.starts[of.num_seqs] != of.tokens) return false;
+  for (int64_t i = 0; i < of.num_seqs; i++) {
+    if (of.starts[i] > of.starts[i + 1]) return false;
+    if (of.rows[i] < 0 || of.rows[i] >= of.num_rows) return false;
+  }
+  return true;
+}
+
+// ---- convolution --------------------------------------------------------------------------------
+
+constexpr int64_t kChannels = 256;
+
+// Channels [low, high) of one sequence.
+void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
+  const int64_t from = c.of.starts[seq], count = c.of.starts[seq + 1] - from, before = c.width - 1;
+  float* state = c.states + c.of.rows[seq] * before * c.channels;
+  // The input of token t, which for t < 0 is an earlier step's.
+  const auto input = [&](int64_t t) __attribute__((always_inline)) -> const float* {
+    return t < 0 ? state + (before + t) * c.channels : c.x + (from + t) * c.stride;
+  };
+  for (int64_t t = 0; t < count; t++) {
+    float* out = c.out + (from + t) * c.channels + low;
+    for_lanes(high - low, [&](int64_t i, int n) {
+      vf sum = c.bias ? vload_some(c.bias + low + i, n) : vset(0.0f);
+      for (int64_t j = 0; j < c.width; j++) {
+        const vf w = vload_some(c.weight + j * c.channels + low + i, n);
+        sum = vfma(vload_some(input(t - before + j) + low + i, n), w, sum);
+      }
+      vstore_some(out + i, act<kSilu>(sum), n);
+    });
+  }
+  for (int64_t j = 0; count && j < before; j++) {
+    // What it takes lies behind what it writes.
+    std::memmove(state + j * c.channels + low, input(count - before + j) + low,
+                 (high - low) * sizeof(float));
+  }
+}
+
+// ---- recurrence ---------------------------------------------------------------------------------
+
+float inverse_length(const float* x, int64_t size) {
+  vf sum = vset(0.0f);
+  for_lanes(size, [&](int64_t i, int n) {
+    const vf part = vload_some(x + i, n);
+    sum = vfma(part, part, sum);
+  });
+  return 1.0f / std::sqrt(vsum(sum) + 1e-6f);
+}
+
+void scaled(float* out, const float* x, int64_t size, float factor) {
+  for_lanes(size, [&](int64_t i, int n) {
+    vstore_some(out + i, vload_some(x + i, n) * vset(factor), n);
+  });
+}
+
+// R rows of a head's state take in one token, and give what its query finds.
+template <int R, bool DELTA>
+void advance(float* rows, const float* q, const float* k, const float* v, float* out, int64_t size,
+             float decay, float beta) {
+  const vf kept = vset(decay);
+  float taken[4], found[4];
+  vf sums[4];
+  for (int r = 0; r < R; r++) taken[r] = v[r] * beta;
+  if (DELTA) {
+    for (int r = 0; r < 4; r++) sums[r] = vset(0.0f);
+    for_lanes(size, [&](int64_t i, int n) {
+      const vf key = vload_some(k + i, n);
+      for (int r = 0; r < R; r++) {
+        const vf state = vload_some(rows + r * size + i, n) * kept;
+        sums[r] = vfma(state, key, sums[r]);
+      }
+    });
+    vsum4(sums[0], sums[1], sums[2], sums[3], found);
+    for (int r = 0; r < R; r++) taken[r] = (v[r] - found[r]) * beta;
+  }
+  for (int r = 0; r < 4; r++) sums[r] = vset(0.0f);
+  for_lanes(size, [&](int64_t i, int n) {
+    const vf key = vload_some(k + i, n), query = vload_some(q + i, n);
+    for (int r = 0; r < R; r++) {
+      const vf before = vload_some(rows + r * size + i, n) * kept;
+      const vf state = vfma(key, vset(taken[r]), before);
+      vstore_some(rows + r * size + i, state, n);
+      sums[r] = vfma(state, query, sums[r]);
+    }
+  });
+  vsum4(sums[0], sums[1], sums[2], sums[3], found);
+  for (int r = 0; r < R; r++) out[r] = found[r];
+}
+
+template <bool DELTA>
+void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
+  const int64_t size = s.key_size, shared = head / (s.heads / s.key_heads) * size;
+  float* state = s.states + (s.of.rows[seq] * s.heads + head) * s.value_size * size;
+  float *queries = scratch, *keys = scratch + size;
+  const float root = 1.0f / std::sqrt(static_cast<float>(size));
+  for (int64_t t = s.of.starts[seq]; t < s.of.starts[seq + 1]; t++) {
+    const float *q = s.q + t * s.q_stride + shared, *k = s.k + t * s.k_stride + shared;
+    const float* v = s.v + t * s.v_stride + head * s.value_size;
+    float* out = s.out + (t * s.heads + head) * s.value_size;
+    const float raw = s.rate[t * s.rate_stride + head] + s.rate_bias[head];
+    const float soft = raw > 20.0f ? raw : std::log1p(std::exp(raw));
+    const float rate = std::min(std::max(soft, s.least_rate), s.most_rate);
+    const float decay = std::exp(rate * s.decay[head]);
+    float beta = rate;
+    if (s.beta) beta = 1.0f / (1.0f + std::exp(-s.beta[t * s.beta_stride + head]));
+    if (DELTA) {
+      scaled(queries, q, size, inverse_length(q, size) * root);
+      scaled(keys, k, size, inverse_length(k, size));
+      q = queries, k = keys;
+    }
+    int64_t p = 0;
+    for (; p + 4 <= s.value_size; p += 4)
+      advance<4, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta);
+    for (; p < s.value_size; p++)
+      advance<1, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta);
+    if (s.skip) {
+      for_lanes(s.value_size, [&](int64_t i, int n) {
+        vstore_some(out + i, vfma(vload_some(v + i, n), vset(s.skip[head]), vload_some(out + i, n)),
+                    n);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+int causal_conv(const CausalConv& c, int threads) {
+  if (!fits(c.of)) return kBadSequence;
+  const int64_t parts = (c.channels + kChannels - 1) / kChannels;
+  const int team = worth(threads, c.of.tokens * c.channels * c.width, 16384);
+  deal(team, c.of.num_seqs * parts, [&](int64_t piece, int) {
+    const int64_t low = piece % parts * kChannels;
+    convolve(c, piece / parts, low, std::min(c.channels, low + kChannels));
+  });
+  return kOk;
+}
+
+int linear_scan(const LinearScan& s, int threads) {
+  if (!fits(s.of)) return kBadSequence;
+  const int64_t head_work = s.value_size * s.key_size;
+  const int team = worth(threads, s.of.tokens * s.heads * head_work, 16384);
+  float* scratch = nullptr;
+  Layout layout;
+  layout.add(&scratch, team * 2 * s.key_size);
+  layout.take(Scratch::kStates);
+  deal(team, s.of.num_seqs * s.heads, [&](int64_t piece, int slot) {
+    float* own = scratch + slot * 2 * s.key_size;
+    const int64_t seq = piece / s.heads, head = piece % s.heads;
+    if (s.delta) scan_head<true>(s, seq, head, own);
+    else scan_head<false>(s, seq, head, own);
+  });
+  return kOk;
+}
+
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_causal_conv(const CausalConv* c, int threads) {
+  return causal_conv(*c, threads);
+}
+
+extern "C" int quire_linear_scan(const LinearScan* s, int threads) {
+  return guarded([&] { return linear_scan(*s, threads); });
+}

@@ -1,0 +1,152 @@
+"""Families whose layers carry a state: it goes with its sequence, however that is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.devices import host_memory
+from engine.models.architectures import decoder_spec
+from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import Oracle, make_checkpoint, prompts
+from tests.engine.families.conftest import OUTPUT, Case
+
+NAMES = ("granite4", "qwen3_next")
+GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+Cases = Callable[[str], Case]
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    settings = {"num_gpu_blocks_override": 160, "max_model_len": 256, **settings}
+    return LLM(str(folder), dtype="float32", num_threads=1, **settings)
+
+
+def tokens(llm: LLM, mixed: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    outputs = llm.generate(mixed, params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def native(llm: LLM) -> NativeDecoder:
+    model = llm.core.executor.loaded.model
+    assert isinstance(model, NativeDecoder)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_that_are_preempted_start_anew(name: str, case: Cases) -> None:
+    expected = case(name)
+    llm = make(expected.folder, num_gpu_blocks_override=40, block_size=4, max_num_batched_tokens=32)
+    assert tokens(llm, expected.prompts) == expected.greedy
+    assert llm.core.scheduler.num_preemptions > 0
+    llm.core.check_integrity()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_sequences_that_ended_are_begun_anew(name: str, case: Cases) -> None:
+    """More sequences than seats, in chunks, twice; the table grows as far as there are seats."""
+    expected = case(name)
+    llm = make(expected.folder, max_num_seqs=2, max_num_batched_tokens=24)
+    for _ in range(2):
+        assert tokens(llm, expected.prompts) == expected.greedy
+    table = native(llm)._states
+    assert table is not None
+    assert all(len(layer.scan) <= 4 for layer in table.layers.values())
+
+
+def test_a_step_that_fails_leaves_no_state_half_way(
+    case: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer has taken in the step's tokens, the last one hasn't."""
+    expected = case("granite4")
+    llm = make(expected.folder)
+    model, calls = native(llm), iter(range(1000))
+    last = model.layers[-1]
+
+    def failing(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("a step that fails")
+        return last(*args)
+
+    monkeypatch.setattr(model, "layers", [*model.layers[:-1], failing])
+    assert tokens(llm, expected.prompts) == expected.greedy
+    assert next(calls) > 8
+
+
+def test_a_state_that_is_elsewhere_is_refused(case: Cases) -> None:
+    llm = make(case("granite4").folder)
+    tokens(llm, [[5, 6, 7]])
+    table = native(llm)._states
+    assert table is not None
+    context = AttentionContext(
+        positions=torch.tensor([9]),
+        slot_mapping=torch.tensor([0]),
+        block_tables=torch.zeros((1, 1), dtype=torch.int32),
+        seq_lens=torch.tensor([10], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        sequence_rows=torch.tensor([1]),
+    )
+    with (
+        torch.inference_mode(),
+        pytest.raises(RuntimeError, match=r"can't go on at positions \[9\]"),
+    ):
+        table.begin(context)
+
+
+def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> None:
+    recipe = {**RECIPES["granite4-groups"], "layer_types": ["mamba"] * 2}
+    make_checkpoint(recipe, tmp_path)
+    mixed, oracle = prompts((1, 40, 23)), Oracle(tmp_path)
+    oracle.model.config.use_cache = False  # its cache asks for a layer that attends
+    expected = []
+    for prompt in mixed:
+        text = list(prompt)
+        for _ in range(OUTPUT):
+            text.append(int(oracle.logprobs(text)[-1].argmax()))
+        expected.append(text[len(prompt) :])
+    llm = make(tmp_path, max_num_batched_tokens=16)
+    assert native(llm).kv_caches == []
+    assert llm.core.capacity.kv_bytes_per_token == 0
+    assert tokens(llm, mixed) == expected
+
+
+@pytest.mark.parametrize(("name", "quantization"), [("granite4", "int4"), ("qwen3_next", "int8")])
+def test_products_around_a_state_are_rounded(name: str, quantization: str, case: Cases) -> None:
+    expected = case(name)
+    plain, rounded = make(expected.folder), make(expected.folder, quantization=quantization)
+    found = []
+    for llm in (plain, rounded):
+        products = (layer.attention for layer in native(llm).weights if layer.attention)
+        found.append(sum(weights.nbytes for weights in products))
+    assert found[1] < found[0] / 2
+    together = tokens(rounded, expected.prompts)
+    assert together == [tokens(rounded, [prompt])[0] for prompt in expected.prompts]
+
+
+def test_only_layers_that_attend_take_part_in_the_kv_cache(case: Cases) -> None:
+    llm = make(case("granite4").folder)
+    spec = native(llm).spec
+    assert spec.attention_layers == (1,)
+    assert llm.core.capacity.kv_bytes_per_token == 2 * spec.kv_size * 4
+    assert [tuple(group.layers) for group in llm.core.capacity.layout.groups] == [(0,)]
+
+
+def test_so_many_sequences_run_as_the_memory_holds_states_of(
+    case: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = case("granite4")
+    spec = decoder_spec({**RECIPES["granite4"], "architectures": ["GraniteMoeHybridForCausalLM"]})
+    assert spec.states is not None
+    # Two layers of 4 heads of 32 x 8, and a convolution over 3 tokens of 128 + 16 channels.
+    assert spec.state_bytes == 2 * 4 * (4 * 32 * 8 + 3 * 144)
+    monkeypatch.setattr(host_memory, "available_memory", lambda: 4 * 2 * spec.state_bytes + 9)
+    llm = make(expected.folder)
+    assert llm.core.capacity.most_sequences == 2
+    assert llm.core.scheduler.max_num_seqs == 2
+    assert tokens(llm, expected.prompts) == expected.greedy

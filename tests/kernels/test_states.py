@@ -1,0 +1,149 @@
+"""Convolutions and recurrences that carry a state, against float64 token by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.interface import KernelSet, ScanInputs, ScanWeights, StateRows
+from tests.kernels.tolerance import assert_close
+
+ROWS, SPANS = 6, (5, 1, 0, 17, 2)
+TOKENS = sum(SPANS)
+
+
+def whose(spans: tuple[int, ...] = SPANS) -> StateRows:
+    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
+    return StateRows(starts, torch.tensor([4, 0, 5, 2, 3])[: len(spans)])
+
+
+def scan(delta: bool, heads: int, key_heads: int, value: int, key: int) -> tuple[
+    ScanInputs, ScanWeights, Tensor
+]:  # fmt: skip
+    """Queries, keys and values lie side by side, as a layer's products do."""
+    sizes = (key_heads * key, key_heads * key, heads * value, heads, heads)
+    q, k, v, rate, beta = torch.randn(TOKENS, sum(sizes)).split(sizes, dim=1)
+    inputs = ScanInputs(
+        q.unflatten(1, (key_heads, key)),
+        k.unflatten(1, (key_heads, key)),
+        v.unflatten(1, (heads, value)),
+        rate,
+        beta if delta else None,
+    )
+    weights = ScanWeights(
+        decay=-torch.rand(heads) * 2,
+        rate_bias=torch.randn(heads) * 3,
+        skip=None if delta else torch.randn(heads),
+        limits=(0.0, math.inf) if delta else (0.05, 4.0),
+        delta=delta,
+    )
+    return inputs, weights, torch.randn(ROWS, heads, value, key)
+
+
+def by_definition(
+    inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+) -> tuple[Tensor, Tensor]:
+    """What comes out, and the states afterwards, in float64 and one head at a time."""
+    states, out = states.double(), torch.zeros(inputs.v.shape, dtype=torch.float64)
+    shared = inputs.v.shape[1] // inputs.k.shape[1]
+    for i, row in enumerate(of.rows.tolist()):
+        for t in range(int(of.starts[i]), int(of.starts[i + 1])):
+            for head in range(inputs.v.shape[1]):
+                q, k = (x[t, head // shared].double() for x in (inputs.q, inputs.k))
+                v, state = inputs.v[t, head].double(), states[row, head]
+                raw = inputs.rate[t, head].double() + weights.rate_bias[head].double()
+                rate = torch.log1p(raw.exp()).clamp(*weights.limits)
+                state = state * torch.exp(rate * weights.decay[head].double())
+                if weights.delta:
+                    q, k = (x / torch.sqrt(x @ x + 1e-6) for x in (q, k))
+                    q = q / math.sqrt(len(q))
+                    assert inputs.beta is not None
+                    rate = 1 / (1 + torch.exp(-inputs.beta[t, head].double()))
+                    v = v - state @ k
+                states[row, head] = state = state + rate * torch.outer(v, k)
+                out[t, head] = state @ q
+                if weights.skip is not None:
+                    out[t, head] += weights.skip[head].double() * v
+    return out, states
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 32, 8), (6, 3, 7, 20), (2, 2, 16, 64)])
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_scan_takes_in_one_token_after_the_other(
+    kernels: KernelSet, threads: int, delta: bool, sizes: tuple[int, int, int, int]
+) -> None:
+    inputs, weights, states = scan(delta, *sizes)
+    wanted, after = by_definition(inputs, weights, states, whose())
+    got = kernels.linear_scan(inputs, weights, states, whose())
+    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(states, after, torch.float32, 20.0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_sees_the_inputs_of_earlier_steps(
+    kernels: KernelSet, threads: int, bias: bool
+) -> None:
+    channels, width = 300, 4
+    x = torch.randn(TOKENS, channels + 9)[:, :channels]
+    weight, states = torch.randn(width, channels), torch.randn(ROWS, width - 1, channels)
+    added = torch.randn(channels) if bias else None
+    wanted, after = torch.zeros(TOKENS, channels, dtype=torch.float64), states.double()
+    of = whose()
+    for i, row in enumerate(of.rows.tolist()):
+        start, end = int(of.starts[i]), int(of.starts[i + 1])
+        past = torch.cat((states[row], x[start:end])).double()
+        for t in range(end - start):
+            total = (past[t : t + width] * weight.double()).sum(0)
+            total = total if added is None else total + added.double()
+            wanted[start + t] = total / (1 + torch.exp(-total))
+        after[row] = past[len(past) - width + 1 :]
+    got = kernels.causal_conv(x, states, weight, added, of)
+    assert_close(got, wanted, torch.float32, 4.0)
+    assert_close(states, after, torch.float32)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, delta: bool) -> None:
+    """Other sequences and a prompt in one piece, or each token by itself."""
+    inputs, weights, states = scan(delta, 4, 2, 18, 24)
+    of, alone, conv = whose(), states.clone(), torch.randn(ROWS, 3, 40)
+    x, weight, apart = torch.randn(TOKENS, 40), torch.randn(4, 40), conv.clone()
+    together = compiled.linear_scan(inputs, weights, states, of)
+    whole = compiled.causal_conv(x, conv, weight, None, of)
+    for i, row in enumerate(of.rows):
+        for t in range(int(of.starts[i]), int(of.starts[i + 1])):
+            one = StateRows(torch.tensor([0, 1], dtype=torch.int32), row[None].clone())
+            at = slice(t, t + 1)
+            parts = (inputs.q, inputs.k, inputs.v, inputs.rate, inputs.beta)
+            cut = ScanInputs(*(part if part is None else part[at] for part in parts))
+            assert torch.equal(compiled.linear_scan(cut, weights, alone, one), together[at])
+            assert torch.equal(compiled.causal_conv(x[at], apart, weight, None, one), whole[at])
+    assert torch.equal(alone, states)
+    assert torch.equal(apart, conv)
+
+
+def test_what_does_not_go_together_is_refused(compiled: KernelSet) -> None:
+    inputs, weights, states = scan(True, 4, 2, 8, 8)
+    of = whose()
+    for wrong, words in [
+        ((replace(inputs, k=inputs.k[:, :1]), weights, states, of), "don't go together"),
+        ((replace(inputs, beta=inputs.beta[:, :1]), weights, states, of), "beta"),  # type: ignore[index]
+        ((inputs, replace(weights, decay=weights.decay[:2]), states, of), "decay"),
+        ((inputs, weights, states.double(), of), "states"),
+        ((inputs, weights, states, replace(of, rows=of.rows + 4)), "contradict"),
+        ((inputs, weights, states, replace(of, starts=of.starts + 1)), "contradict"),
+        ((inputs, weights, states, replace(of, rows=of.rows.int())), "rows"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            compiled.linear_scan(*wrong)
+    conv, weight = torch.zeros(ROWS, 3, 8), torch.zeros(4, 8)
+    with pytest.raises(ValueError, match="don't go together"):
+        compiled.causal_conv(torch.zeros(TOKENS, 9), conv, weight, None, of)
+    with pytest.raises(ValueError, match="contradict"):
+        compiled.causal_conv(
+            torch.zeros(TOKENS, 8), conv, weight, None, replace(of, rows=of.rows + 4)
+        )
