@@ -103,6 +103,35 @@ def test_fp8_caches(device, large, dtype, scaling, queries):
     attend(batch, torch.bfloat16, key_scales=scales, value_scales=scales)
 
 
+@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 37])
+def test_int8_caches(device, large, dtype, queries, size):
+    """All of an int8's values, and a scale a token."""
+    batch = batch_of(
+        device, large, queries=queries, size=size if large else 32, dtype=dtype,
+        cache_dtype=torch.int8,
+    )  # fmt: skip
+    for cache in batch[1:3]:
+        cache.random_(-127, 128)
+    scales = (torch.rand(batch[1].shape[:3], device=device) + 0.5) / 64
+    attend(batch, dtype, key_scales=scales, value_scales=scales)
+
+
+@pytest.mark.parametrize("rows", [511, 512, 1000])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_in_fp8(device, large, rows, biased):
+    """Many rows, of the vendor's library where torch has it, as by our kernel."""
+    columns, depth = (4096, 1024) if large else (48, 64)
+    made = {"device": device, "dtype": torch.bfloat16}
+    x = torch.randn(rows if large else 5, depth, **made)
+    bias = torch.randn(columns, **made) if biased else None
+    layer = load(device).PackedLinear(torch.randn(columns, depth, **made), bias, quantization="fp8")
+    got = layer(x)
+    layer.by_library = False
+    compare(got, layer(x).float(), 1e-2)
+
+
 def test_long_context_of_one_sequence(device, large):
     batch = batch_of(device, large, sequences=1, length=100_000 if large else 300)
     attend(batch, torch.bfloat16)
