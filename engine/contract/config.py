@@ -113,7 +113,9 @@ class EngineConfig(Settings):
         "JSON file with the scales of an e4m3 KV cache by layer, as vLLM's tools write it; "
         "default: the checkpoint's",
     )
-    max_model_len: int | None = option(None, "context length; default: the model's", low=1)
+    max_model_len: int | None = option(
+        None, "context length; default, auto or -1: the model's", low=1, auto=True
+    )
     block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
     disable_hybrid_kv_cache_manager: bool = option(
@@ -349,7 +351,11 @@ class EngineConfig(Settings):
             )
 
     def _set_defaults(self) -> None:
-        """A small budget bounds the default number of sequences, never one that was asked for."""
+        """A small budget bounds the default number of sequences, never one that was asked for.
+        A context of -1 is the model's: a request is bounded by the pool anyway.
+        """
+        if self.max_model_len == -1:
+            self.max_model_len = None
         given: Any = self.max_num_seqs
         if given is None:
             budget = self.max_num_batched_tokens

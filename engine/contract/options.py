@@ -142,7 +142,9 @@ def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
     """Of a flag with one value: how it's read, what it may be."""
     choices = spec.metadata.get("choices")
     if kind is not str:
-        read = whole_number if kind is int else kind
+        read: Callable[[str], Any] = whole_number if kind is int else kind
+        if spec.metadata.get("auto"):
+            read = number_or_auto
         shown = {"metavar": {int: "N", float: "X"}[kind]} if choices is None else {}
         return {"type": read, "choices": choices, **shown}
     optional = "None" in str(spec.type)
@@ -187,6 +189,11 @@ def whole_number(text: str) -> int:
         return int(number) * factor
     except (ValueError, InvalidOperation) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error
+
+
+def number_or_auto(text: str) -> int:
+    """A whole number, or -1 for "auto"."""
+    return -1 if text == "auto" else whole_number(text)
 
 
 def add_foreign_flag(group: argparse._ArgumentGroup, foreign: Foreign) -> None:

@@ -180,6 +180,8 @@ def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str
                 "max_num_batched_tokens": 25600,
             },
         ),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1", {}),
         ("--attention-config.backend CPU", {"attention_backend": "CPU"}),
         ("-ac.backend CPU", {"attention_backend": "CPU"}),
         (

@@ -78,7 +78,11 @@ def run_all(
         folder = Path(name)
         build(source, folder / "tree")
         (folder / "product").mkdir()
-        with running(folder / "product", QUIRE_ADAPTER_DIRS=adapter_folders(folder)) as product:
+        settings = {
+            "QUIRE_ADAPTER_DIRS": adapter_folders(folder),
+            "QUIRE_PER_REQUEST_METRICS": "1",
+        }
+        with running(folder / "product", **settings) as product:
             environment = suite_environment(product, source)
             models = Models(folder / "models")
             # Each file brings its own model, and some of them send no name.
