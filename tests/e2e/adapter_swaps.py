@@ -14,17 +14,15 @@ import redis
 from adapters.cards import TTL_S
 from config.chaos.instance import Instance
 from config.chaos.kills import _kill, _victims
-from config.chaos.kinds import ADAPTER
+from config.chaos.kinds import ADAPTER, OTHER_ADAPTER
 from config.redis_urls import socket_url
 from engine.contract import protocol
 from engine.contract.adapters import AdapterRef
 from engine.contract.protocol import Control
 
-#: The other of the demo's adapters: what `ADAPTER` is turned to.
-OTHER = "butler"
 READERS, PROMPTS, TOKENS = 6, 3, 120
 #: Turns of the name, and seconds from one to the next: gateways look it up every two.
-TURNS, APART_S = 6, 1.5
+TURNS, APART_S = 10, 1.0
 #: Both contents have passed their check under names of their own.
 _SWAP = """
 import time
@@ -58,13 +56,14 @@ class Swapped:
 
     Attributes:
         expected: texts by digest and prompt, without any harm.
-        answers: (digest, prompt, text) of each answer meanwhile.
+        answers: (digest, prompt, text) of each answer meanwhile. ids: (answer's id, digest).
         refused: status and code of each refusal.
         kills: replicas that were killed.
     """
 
     expected: dict[tuple[str, int], str] = field(default_factory=dict)
     answers: list[tuple[str, int, str]] = field(default_factory=list)
+    ids: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     kills: int = 0
 
@@ -84,11 +83,11 @@ async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swap
     async with httpx.AsyncClient(
         base_url=instance.url, headers=headers, timeout=120, trust_env=False
     ) as http:
-        for name, prompt in itertools.product((ADAPTER, OTHER), range(PROMPTS)):
+        for name, prompt in itertools.product((ADAPTER, OTHER_ADAPTER), range(PROMPTS)):
             await _ask(http, instance.model, name, prompt, found)
         found.expected = {(digest, prompt): text for digest, prompt, text in found.answers}
         found.answers.clear()
-        program = _SWAP.format(name=ADAPTER, other=OTHER, turns=TURNS, apart=APART_S)
+        program = _SWAP.format(name=ADAPTER, other=OTHER_ADAPTER, turns=TURNS, apart=APART_S)
         swapping = asyncio.create_task(asyncio.to_thread(instance.manage, "shell", "-c", program))
 
         async def reader(number: int) -> None:
@@ -116,6 +115,7 @@ async def _ask(
         **({"temperature": 1, "seed": prompt} if prompt % 2 else {"temperature": 0}),
     }
     text: list[str] = []
+    name = ""
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             error = json.loads(await response.aread())["error"]
@@ -124,9 +124,12 @@ async def _ask(
             return
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                text += [choice["delta"].get("content") or "" for choice in choices]
-    found.answers.append((response.headers["x-quire-adapter"], prompt, "".join(text)))
+                chunk = json.loads(line.removeprefix("data: "))
+                name = chunk["id"]
+                text += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+    digest = response.headers["x-quire-adapter"]
+    found.answers.append((digest, prompt, "".join(text)))
+    found.ids.append((name, digest))
 
 
 async def _harm(

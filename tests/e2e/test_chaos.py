@@ -77,6 +77,13 @@ async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_o
     assert len(swapped.answers) > 12
     assert swapped.kills == 2
     assert set(swapped.refused) <= {(404, "model_not_found")}
+    rows = "SELECT request_id, adapter_digest FROM metering_usageentry WHERE adapter <> ''"
+
+    def billed() -> bool:
+        found = harmed.instance.database.rows(rows)
+        return set(swapped.ids) <= {(name.partition(".")[0], digest) for name, digest in found}
+
+    await until(billed, 60, "the ledger has other digests", harmed.instance.log)
 
 
 async def test_faults_of_every_process_hurt_nobody(

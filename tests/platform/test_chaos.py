@@ -49,7 +49,7 @@ def read(*parts: str) -> Answer:
     answer = Answer()
     reader = Reader(answer)
     for part in parts:
-        reader.connected()
+        reader.connected("")
         for line in part.split("\n"):
             reader.line(line)
     return answer
@@ -110,6 +110,36 @@ def test_a_run_passes_only_if_nothing_is_lost_doubled_changed_or_billed_wrongly(
     frozen = outcome(good)
     frozen.problems.append("a gateway with SIGSTOP was there 15 s later")
     assert not passed(frozen)
+
+
+def test_an_answer_is_its_own_weights_whatever_the_name_leads_to() -> None:
+    def told(text: str, *digests: str) -> Answer:
+        return Answer(choices={0: Choice(text=text)}, digests=set(digests), ended=True)
+
+    asked = asked_of("adapter", 0, "m", 5)
+    place = ("adapter", 0)
+    for found, well in (
+        (told("arr", "one"), True),
+        (told("sir", "two"), True),
+        (told("sir", "one"), False),
+        (told("arr", "two"), False),
+        (told("arr", "one", "two"), False),
+        (told("arr", "three"), False),
+        (told("arr"), False),
+    ):
+        calm, turned = (
+            Request(asked, 0, 0, one) for one in (told("arr", "one"), told("sir", "two"))
+        )
+        run = Outcome([Request(asked, 1, 2, found)], [], {place: calm}, {place: turned})
+        assert passed(run) is well, found
+
+
+def test_each_connection_tells_its_weights() -> None:
+    answer = Answer()
+    reader = Reader(answer)
+    for digest in ("one", "", "one", "two"):
+        reader.connected(digest)
+    assert answer.digests == {"one", "two"}
 
 
 def test_the_table_has_what_ran_beside_a_fault() -> None:

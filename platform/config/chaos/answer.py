@@ -27,6 +27,7 @@ class Answer:
     Attributes:
         ids: under which the ledger has it. content: what isn't a chat's choices.
         prompt_tokens, completion_tokens, reasoning_tokens: as the client was told.
+        digests: of the adapter's weights, as connections were told: one, however its name turned.
         cached: every count of cached prompt tokens that it was told: one, whatever was resumed.
         numerics_changed: other bits were computed at the end than at the beginning.
         doubled: events or lines that came twice. lost: why there is no whole answer; "": there is.
@@ -40,6 +41,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    digests: set[str] = field(default_factory=set)
     cached: set[int] = field(default_factory=set)
     numerics_changed: bool = False
     doubled: int = 0
@@ -87,7 +89,7 @@ class Answer:
             self.content,
             sorted(self.choices.items()),
             *(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens),
-            *(len(self.cached) > 1, self.numerics_changed, self.ended),
+            *(len(self.cached) > 1, self.numerics_changed, self.ended, sorted(self.digests)),
         )
 
     def differs(self, other: Answer) -> str:
@@ -107,7 +109,7 @@ class Answer:
 
 AMONG_CHOICES = (
     *("content", "prompt_tokens", "completion_tokens", "reasoning_tokens"),
-    *("numerics_changed", "ended"),
+    *("digests", "numerics_changed", "ended"),
 )
 
 

@@ -20,6 +20,7 @@ import httpx
 from config.chaos.answer import Answer
 from config.chaos.kinds import BACKGROUND, BATCH, EMBEDDINGS, LINES, STREAM, Asked
 
+DIGEST = "x-quire-adapter"
 LATER = frozenset({409, 429, 503})
 #: After a broken connection, and between two looks at what is made in the background.
 AGAIN_S, LOOK_S = 0.1, 0.25
@@ -86,7 +87,7 @@ class Client:
                     "POST", asked.about.path, json=asked.body, headers=headers
                 ) as response:
                     if response.status_code == 200:
-                        reader.connected()
+                        reader.connected(response.headers.get(DIGEST, ""))
                         async for line in response.aiter_lines():
                             reader.line(line)
                             patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
@@ -209,9 +210,10 @@ class Reader:
         self._id = self._data = ""
         self._came = time.monotonic()
 
-    def connected(self) -> None:
-        """A new connection: half an event of the last one is none."""
+    def connected(self, digest: str) -> None:
+        """A new connection, by these weights: half an event of the last one is none."""
         self._id = self._data = ""
+        self._answer.digests |= {digest} - {""}
 
     def line(self, line: str) -> None:
         """One line; an event counts when its blank line is there."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from config.chaos.failover import fail_over_and_back
 from config.chaos.instance import Instance, command_line, holds
+from config.chaos.kinds import ADAPTER, OTHER_ADAPTER
 from config.redis_urls import socket_path, socket_url
 from engine.contract.redis_clients import sync_client
 
@@ -31,6 +32,32 @@ from tenants.actors import COMMAND_LINE
 model = ServedModel.objects.get(name={model!r})
 settings = {{**model.settings, "max_num_seqs": {seats}}}
 actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
+"""
+
+
+#: Turns of an adapter's name in a row, and seconds between them: gateways look it up every two.
+TURNS, TURNED_EVERY_S = 10, 0.8
+#: What the console's buttons do. The second version is checked once, in a process of its own.
+_TURN = """
+import time
+from django.core.management import call_command
+from adapters import actions
+from adapters.models import Adapter, AdapterAlias
+from adapters.store import content_path
+from tenants.actors import COMMAND_LINE
+rows = Adapter.objects.filter(tenant=None, served_model__name={model!r})
+turned, other = rows.get(name={name!r}), rows.get(name={other!r}).versions.get(number=1)
+if not turned.versions.filter(digest=other.digest).exists():
+    options = {{"model": {model!r}, "name": turned.name, "no_promote": True}}
+    call_command("load_adapter", str(content_path(other.digest)), **options)
+for turn in range({turns}):
+    if turn % 2:
+        alias = AdapterAlias.objects.get(adapter=turned, name=turned.name)
+        actions.rollback(actor=COMMAND_LINE, alias=alias)
+    else:
+        version = turned.versions.get(digest=other.digest)
+        actions.promote(actor=COMMAND_LINE, version=version)
+    time.sleep({every})
 """
 
 
@@ -91,6 +118,18 @@ async def roll(instance: Instance, rng: random.Random) -> None:
         raise NotFound("replicas weren't replaced after their settings had changed") from None
 
 
+async def turn_adapter(instance: Instance, rng: random.Random) -> None:
+    """A name leads to other weights and back, time and again: promotions and rollbacks."""
+    program = _TURN.format(
+        model=instance.model,
+        name=ADAPTER,
+        other=OTHER_ADAPTER,
+        turns=TURNS,
+        every=TURNED_EVERY_S,
+    )
+    await asyncio.to_thread(instance.manage, "shell", "-c", program)
+
+
 async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None:
     """Redis doesn't answer, and goes on where it was."""
     (pid,) = instance.pids("redis")
@@ -147,6 +186,7 @@ FAULTS: dict[str, Harm] = {
     "replica cut off": cut_off,
     "all replicas killed": kill_all_replicas,
     "settings changed": roll,
+    "adapter turned": turn_adapter,
     "gateway killed": _signal("gateway", signal.SIGKILL),
     "gateway frozen": _signal("gateway", signal.SIGSTOP),
     "gateway drained": _signal("gateway", signal.SIGTERM, DRAINED_WITHIN_S),

@@ -26,7 +26,7 @@ from config.chaos import behind_relay
 from config.chaos.clock import Clock
 from config.chaos.database import Database, File, NoDatabase, PostgreSQL
 from config.chaos.disk import Disk
-from config.chaos.kinds import ADAPTER, POOLING_MODEL
+from config.chaos.kinds import ADAPTER, OTHER_ADAPTER, POOLING_MODEL
 from config.chaos.relay import Relay
 from config.redis_urls import socket_path, socket_url
 from engine.contract import protocol
@@ -34,6 +34,7 @@ from engine.contract.protocol import Heartbeat
 from engine.contract.redis_clients import sync_client
 
 REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
+ADAPTERS = {ADAPTER, OTHER_ADAPTER}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 #: What a process's command line has, by what it is.
 MARKS = {
@@ -207,7 +208,7 @@ async def _started(
         )
         await asyncio.to_thread(_load_pooling_model, found)
         await until(found.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
-        await until(lambda: ADAPTER in found.served(), START_TIMEOUT_S, "no adapter is live", log)
+        await until(lambda: found.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log)
         yield found
     finally:
         process.terminate()

@@ -12,8 +12,8 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 RESPONSES = "/v1/responses"
 #: What the pooling model of the instance is called.
 POOLING_MODEL = "chaos-pooling"
-#: One of the demo's adapters.
-ADAPTER = "pirate"
+#: The demo's adapters: the name that is asked for, and whose weights it is turned to as well.
+ADAPTER, OTHER_ADAPTER = "pirate", "butler"
 #: Of a batch.
 LINES = 4
 

@@ -7,14 +7,14 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from config.chaos import faults, ledger
 from config.chaos.answer import Answer
 from config.chaos.client import Client, clients
 from config.chaos.instance import Instance, holds, running, until
-from config.chaos.kinds import KINDS, STREAM, UNDER_KILLS, Asked, asked_of, stopping
+from config.chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from config.chaos.ledger import Difference
 
 #: Of each kind.
@@ -51,18 +51,27 @@ class Window:
 
 @dataclass
 class Outcome:
-    """What a run found."""
+    """What a run found.
+
+    Attributes:
+        expected: what was answered without any fault. turned: the same by the weights that the
+            adapter's name is turned to.
+    """
 
     requests: list[Request] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     expected: dict[tuple[str, int], Request] = field(default_factory=dict)
+    turned: dict[tuple[str, int], Request] = field(default_factory=dict)
     difference: Difference = field(default_factory=Difference)
     skipped: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def changed(self, request: Request) -> str:
-        """What is another in its answer than without faults; "": nothing."""
-        calm = self.expected[request.asked.kind, request.asked.number]
+        """What is another in its answer than without faults, by the same weights; "": nothing."""
+        place = request.asked.kind, request.asked.number
+        calm, other = self.expected[place], self.turned.get(place)
+        if other is not None and other.answer.digests == request.answer.digests:
+            calm = other
         return "" if request.answer.lost else calm.answer.differs(request.answer)
 
     def pause(self, request: Request) -> float:
@@ -130,6 +139,10 @@ class Run(ABC):
             for kind, number in turn:
                 asked = asked_of(kind, number, instance.model, self.max_tokens)
                 self._outcome.expected[kind, number] = await _calm(client, asked)
+                if asked.about.adapter:
+                    other = f"{instance.model}:{OTHER_ADAPTER}"
+                    asked = replace(asked, body={**asked.body, "model": other})
+                    self._outcome.turned[kind, number] = await _calm(client, asked)
 
         async with asyncio.TaskGroup() as group:
             for turn in self._turns():
