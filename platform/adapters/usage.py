@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from adapters.access import Reader
 from adapters.errors import NotFound
-from adapters.models import Adapter
+from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from metering.access import access_usage_entries
 from metering.models import UsageEntry
 from metering.requests.access import access_requests, called
@@ -31,15 +31,12 @@ def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[
     result: dict[int, Any] = {pk: {"requests": 0, "tokens": 0, "by_digest": {}} for pk in found}
     if not found:
         return result
-    owner = {
-        (adapter.served_model.name, digest): pk
-        for pk, adapter in found.items()
-        for digest in adapter.versions.values_list("digest", flat=True)
-        if digest
-    }
+    names, holders = _names(tenant), _holders(tenant)
     for row in _sums(access_usage_entries(user, tenant), since):
-        pk = owner.get((row["model"], row["adapter_digest"]))
-        if pk is None:
+        having = holders.get((row["model"], row["adapter_digest"]), [])
+        named = names.get((row["model"], row["adapter"]))
+        pk = named if named in having else next(iter(having), None)
+        if pk not in result:
             continue
         result[pk]["requests"] += row["requests"]
         result[pk]["tokens"] += row["prompt"] + row["completion"]
@@ -47,6 +44,30 @@ def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[
         digest = row["adapter_digest"]
         by_digest[digest] = by_digest.get(digest, 0) + row["requests"]
     return result
+
+
+def _names(tenant: Tenant) -> dict[tuple[str, str], int]:
+    """{(model, name): whose it is}: the tenant's own before shared ones."""
+    rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
+    ordered = rows.order_by(F("tenant").asc(nulls_first=True))
+    return {
+        (model, name): pk
+        for model, name, pk in ordered.values_list("served_model__name", "name", "adapter")
+    }
+
+
+def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
+    """{(model, digest): the adapters that have this content}, the tenant's own first.
+
+    Several may: then the name that was asked for tells which one it was.
+    """
+    rows = AdapterVersion.objects.filter(Q(adapter__tenant=tenant) | Q(adapter__tenant=None))
+    ordered = rows.exclude(digest="").order_by(F("adapter__tenant").asc(nulls_last=True), "pk")
+    found: dict[tuple[str, str], list[int]] = {}
+    columns = ("adapter__served_model__name", "digest", "adapter")
+    for model, digest, pk in ordered.values_list(*columns):
+        found.setdefault((model, digest), []).append(pk)
+    return found
 
 
 def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
@@ -67,6 +88,6 @@ def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
 
 def _sums(rows: QuerySet[UsageEntry], since: datetime) -> QuerySet[Any, dict[str, Any]]:
     used = rows.filter(~Q(adapter=""), started_at__gte=since).order_by()
-    return used.values("model", "adapter_digest").annotate(
+    return used.values("model", "adapter", "adapter_digest").annotate(
         requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens")
     )

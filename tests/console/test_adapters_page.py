@@ -124,14 +124,15 @@ def test_where_weights_lie_by_role(login: Login, tone: AdapterVersion, beat: Bea
     assert operators[0]["residency"][tone.digest][0]["replica"] == "host-of-mine"
 
 
-def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
+def entry(name: str, version: AdapterVersion, adapter: str = "tone") -> None:
+    """A request of Acme's in the ledger: 5 tokens."""
     UsageEntry.objects.create(
-        request_id="chatcmpl-7",
-        tenant=tone.adapter.tenant,
+        request_id=name,
+        tenant=Tenant.objects.get(slug="acme"),
         endpoint="chat.completions",
         model="quill",
-        adapter="tone",
-        adapter_digest=tone.digest,
+        adapter=adapter,
+        adapter_digest=version.digest,
         prompt_tokens=3,
         cached_tokens=0,
         completion_tokens=2,
@@ -140,6 +141,27 @@ def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
         duration_ms=1.0,
         stream=False,
     )
+
+
+def test_what_was_used_is_the_adapters_that_was_asked_for(
+    login: Login, tone: AdapterVersion
+) -> None:
+    """Others may have the same content."""
+    same = [
+        ready(SYSTEM, tenant, tone.adapter.served_model, name=name)
+        for tenant, name in ((tone.adapter.tenant, "twin"), (None, "tone"), (None, "shared"))
+    ]
+    assert {version.digest for version in same} == {tone.digest}
+    for number, name in enumerate(("tone", "tone", "shared", "twin", "twin", "twin", "gone")):
+        entry(f"chatcmpl-{number}", tone, name)
+    # What has no name any more is counted for one that has its content.
+    for version, requests in zip([tone, *same], (3, 3, 0, 1), strict=True):
+        text = page(login("ada"), f"{version.adapter_id}/?tenant=acme")
+        assert f"{requests} request{'' if requests == 1 else 's'} and" in text, version.adapter
+
+
+def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
+    entry("chatcmpl-7", tone)
     RequestEntry.objects.create(
         request_id="chatcmpl-7",
         header_id="req-7",
