@@ -2,6 +2,7 @@
 
 import { byId, el } from "../lib/dom.js";
 import { percent, size } from "../lib/format.js";
+import { dropped } from "./dropped.js";
 import { Stopped, Upload } from "./upload.js";
 
 const WANTED = ["adapter_config.json", "adapter_model.safetensors"];
@@ -31,10 +32,10 @@ export class UploadForm {
 
   #listenForDrops(place) {
     for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
-      place.addEventListener(event, (dropped) => {
-        dropped.preventDefault();
+      place.addEventListener(event, (drag) => {
+        drag.preventDefault();
         place.classList.toggle("over", over);
-        if (event === "drop") this.#choose(dropped.dataTransfer.files);
+        if (event === "drop") dropped(drag.dataTransfer).then((files) => this.#choose(files));
       });
     }
   }
@@ -44,11 +45,14 @@ export class UploadForm {
     const found = [...list];
     const alone = found.find((file) => ALONE.test(file.name));
     const pair = found.filter((file) => WANTED.includes(file.name));
-    this.#files = pair.length ? pair : alone ? [alone] : found;
+    const chosen = pair.length ? pair : alone ? [alone] : found;
+    const several = new Set(chosen.map((file) => file.name)).size < chosen.length;
+    this.#files = several ? [] : chosen;
     byId("chosen").replaceChildren(
       ...this.#files.map((file) => el("li", {}, file.name, el("span", {}, size(file.size)))),
     );
-    this.#tell("");
+    if (several) this.#tell("That is more than one adapter: upload one at a time.", "error");
+    else this.#tell("");
   }
 
   async #start() {
