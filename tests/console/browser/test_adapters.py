@@ -108,3 +108,32 @@ def read_what_promoting_says(open_page: Open, number: int) -> None:
     (sent,) = held
     sent.continue_()
     expect(page.locator(".notice")).to_contain_text("version 1 answers now")
+
+
+def test_a_folder_is_dropped(open_page: Open, tmp_path: Path) -> None:
+    """As from a file manager: what lies in it is chosen, two adapters at a time are not."""
+    folders = [adapter_folder(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    (folders[0] / "README.md").write_text("not wanted")
+    page = open_page("/console/adapters/")
+    place = page.locator("#drop")
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    assert box is not None
+    session = page.context.new_cdp_session(page)
+
+    def drop(*paths: Path) -> None:
+        data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            where = {"x": box["x"] + 20, "y": box["y"] + 20}
+            session.send("Input.dispatchDragEvent", {"type": kind, **where, "data": data})
+
+    drop(folders[0])
+    chosen = page.locator("#chosen li")
+    expect(chosen).to_have_count(2)
+    assert [text.split(".")[0] for text in sorted(chosen.all_text_contents())] == [
+        "adapter_config",
+        "adapter_model",
+    ]
+    drop(*folders)
+    expect(page.locator("#upload-told")).to_contain_text("more than one adapter")
+    expect(chosen).to_have_count(0)
