@@ -174,6 +174,7 @@ class Generation:
         taken = await take_over_stream(client, job, position, fingerprint)
         job.request_id, job.started_at = position.stream, taken.about.started_at
         job.sampling.seed = taken.about.seed
+        job.served = job.served.through(taken.about.adapter)
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0
         admission = await settle_later(client, job, taken)
@@ -201,6 +202,7 @@ class Generation:
             seed=job.sampling.seed or 0,
             output_tokens=self.admission.output_tokens,
             read_until=read_until(),
+            adapter=job.served.adapter,
         )
         client.journal.begin(job.request_id, about)
 
