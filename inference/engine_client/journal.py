@@ -15,6 +15,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from engine.contract import protocol
+from engine.contract.adapters import AdapterRef
 from engine.contract.numerics import Numerics
 from engine.contract.redis_link import RedisLink
 from inference.engine_client.mailbox import Piece
@@ -41,6 +42,7 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
         requests: the engine's ids of its prompts. started_at, seed: as they were.
         output_tokens: how many may be generated, None for no limit but the request's own.
         read_until: the last item of the stored conversation that its prompt is made of.
+        adapter: the content that it goes through, wherever the adapter's name leads meanwhile.
     """
 
     tenant_id: int
@@ -54,6 +56,7 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_tokens: int | None = None
     read_until: int | None = None
     ledger_id: str = ""
+    adapter: AdapterRef | None = None
 
 
 def journal_key(prefix: str, stream: str) -> str:

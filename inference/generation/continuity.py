@@ -92,6 +92,7 @@ class Continuity:
             seed=job.sampling.seed or 0,
             output_tokens=admission.output_tokens,
             read_until=read_until(),
+            adapter=job.served.adapter,
         )
         client.journal.begin(job.request_id, about)
         for piece in () if taken is None else (one for each in taken.known for one in each):
@@ -135,4 +136,5 @@ async def take_over(job: Job, position: Position, fingerprint: bytes) -> tuple[A
     taken = await take_over_stream(client, job, position, fingerprint)
     job.request_id, job.started_at = position.stream, taken.about.started_at
     job.sampling.seed = taken.about.seed
+    job.served = job.served.through(taken.about.adapter)
     return await settle_later(client, job, taken), taken

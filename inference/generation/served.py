@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from adapters.cards import Target, access_target
@@ -63,6 +63,17 @@ class Served:
         if self.adapter is not None:
             facts += f"\0{self.adapter.digest}"
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
+
+    def through(self, adapter: AdapterRef | None) -> Served:
+        """The same by other content: what a stream began with, wherever its name leads now.
+
+        Raises `ValueError` where one is an adapter and the other none.
+        """
+        if (adapter is None) != (self.adapter is None):
+            raise ValueError(f"{self.name} isn't what it was")
+        if adapter is None or self.use is None:
+            return self
+        return replace(self, adapter=adapter, use=replace(self.use, digest=adapter.digest))
 
     def check_queue(
         self, caller: Caller, priority: int | None, *, stream: bool | None = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from catalog.models import ServedModel
 from engine.contract import protocol
 from engine.contract.adapters import adapter_digest
 from inference.asgi import GatewayHandler
+from inference.engine_client import get_engine_client
 from metering import actions as metering
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -282,6 +284,39 @@ async def test_every_endpoint_answers_through_an_adapter(
     assert reply.status == 200, reply.body
     assert reply.headers["x-quire-adapter"] == version.digest
     assert [each.adapter.digest for each in replica.received if each.adapter] == [version.digest]
+
+
+async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_that_it_began_with(
+    gateway: Gateway, live: Any
+) -> None:
+    """Its name leads elsewhere by then: neither what is computed nor header and ledger follow."""
+    first = await live(gateway.rows.tenant, seed=1)
+    async with gateway.serving(gateway.fake(token_delay=0.02)) as replica:
+        body = chat("tone", stream=True) | {"max_tokens": 200}
+        exchange = gateway.client.open("POST", "/v1/chat/completions", body)
+        seen = b""
+        await exchange.head()
+        async for chunk in exchange.chunks():
+            seen += chunk
+            if seen.count(b"\n\n") >= 5:
+                break
+        await exchange.leave()
+        await gateway.usage()
+        await get_engine_client().journal.save()
+        last = re.findall(rb"^id: (.*)$", seen[: seen.rfind(b"\n\n") + 2], re.MULTILINE)[-1]
+        second = await live(gateway.rows.tenant, seed=2)
+        after = {"last-event-id": last.decode()}
+        rest = await gateway.client.open(
+            "POST", "/v1/chat/completions", body, headers=after
+        ).reply()
+        assert rest.status == 200, rest.body
+        assert b"[DONE]" in rest.body
+        assert rest.headers["x-quire-adapter"] == first.digest
+        assert await digest_of(gateway.client, "tone") == second.digest
+        digests = [request.adapter and request.adapter.digest for request in replica.received]
+        assert digests == [first.digest, first.digest, second.digest]
+        records = await gateway.usage()
+    assert {r.adapter_digest for r in records[:-1]} == {first.digest}
 
 
 # -- vLLM's two endpoints -------------------------------------------------------------------------
