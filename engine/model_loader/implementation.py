@@ -199,6 +199,8 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
     refuse_kv_scale_file(config, "a pooling model")
     refuse_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
+    if isinstance(spec, DecoderSpec):
+        _refuse_states(spec, order)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(

@@ -62,7 +62,7 @@ def scheduler_config(
     if facts.stateful:
         # What the tokens before have left is in no block.
         seats = min(config.max_num_seqs, most_sequences or config.max_num_seqs)
-        return replace(config, enable_prefix_caching=False, max_num_seqs=seats)
+        config = replace(config, enable_prefix_caching=False, max_num_seqs=seats)
     if facts.pooling is None:
         return config
     return replace(

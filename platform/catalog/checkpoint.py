@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ MOST_SHARDS = 2000
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+#: Types of layers that carry a state in the place of keys and values.
+_CARRYING = ("mamba", "linear_attention", "conv")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Shape:
     """Of a decoder's KV cache.
 
     Attributes:
-        windows: each layer's sliding window in tokens, 0 for all; as many as there are layers.
+        layers: that keep keys and values.
+        windows: each of these layers' sliding window in tokens, 0 for all.
         context: the longest the checkpoint is made for, 0 where it doesn't say.
     """
 
@@ -114,10 +118,24 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
         context = _whole(
             found, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
         )
-        windows = _windows(found, layers)
+        attending = _attending(found, layers)
+        windows = tuple(compress(_windows(found, layers), attending))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    return Shape(layers, kv_heads, head_dim, windows, context)
+    if not windows:
+        return None
+    return Shape(len(windows), kv_heads, head_dim, windows, context)
+
+
+def _attending(found: Mapping[str, Any], layers: int) -> list[bool]:
+    """For each layer, whether it keeps keys and values; others carry a state."""
+    types = found.get("layer_types") or found.get("layers_block_type")
+    if isinstance(types, list) and len(types) == layers:
+        return [kind not in _CARRYING for kind in types]
+    every = found.get("full_attention_interval")
+    if isinstance(every, int) and every > 0:
+        return [(layer + 1) % every == 0 for layer in range(layers)]
+    return [True] * layers
 
 
 def _whole(found: Mapping[str, Any], *names: str, default: int | None = None) -> int:

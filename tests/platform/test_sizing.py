@@ -66,6 +66,8 @@ PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
         ({"sliding_window": 16, "use_sliding_window": False}, (0, 0, 0), 4, 16),
         ({"multi_query": True}, (0, 0, 0), 1, 16),
         ({"text_config": {"head_dim": 8}}, (0, 0, 0), 4, 8),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, (0,), 4, 16),
+        ({"full_attention_interval": 2}, (0,), 4, 16),
     ],
 )
 def test_windows_and_heads_are_those_of_the_family(
@@ -74,6 +76,7 @@ def test_windows_and_heads_are_those_of_the_family(
     shape = shape_of({**PLAIN, **more})
     assert shape is not None
     assert (shape.windows, shape.kv_heads, shape.head_dim) == (windows, kv_heads, head_dim)
+    assert shape.layers == len(windows)
 
 
 def test_windows_bound_what_a_long_sequence_takes() -> None:
@@ -96,6 +99,7 @@ def test_what_does_not_fit_is_said_so() -> None:
 
 def test_a_config_that_says_nothing_has_no_shape() -> None:
     assert shape_of({}) is None
+    assert shape_of({**PLAIN, "layer_types": ["mamba"] * 3}) is None
     assert shape_of({"num_hidden_layers": "many", "num_attention_heads": 0}) is None
 
 

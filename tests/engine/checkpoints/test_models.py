@@ -48,6 +48,35 @@ def test_experts_stay_as_they_are(tmp_path: Path, compiler: None) -> None:
     assert {report.level for report in experts} == {"kept"}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "changes", "products"),
+    [
+        ("granite4", {"mamba_n_heads": 8, "mamba_d_head": 16}, ("in_proj", "out_proj")),
+        ("qwen3_next", {}, ("qkvz", "out_proj")),
+    ],
+)
+def test_products_around_a_state_stay_as_they_are(
+    recipe: str,
+    changes: dict[str, Any],
+    products: tuple[str, ...],
+    tmp_path: Path,
+    compiler: None,
+) -> None:
+    """The hub's checkpoints leave routers and the small product of rates as they were."""
+    source = tmp_path / "source"
+    make_checkpoint({**RECIPES[recipe], **changes}, source)
+
+    def chosen(name: str) -> bool:
+        return name.endswith(tuple(f"{product}.weight" for product in products))
+
+    pair = make_pair(source, tmp_path, GPTQ, writers.gptq(symmetric=False), chosen)
+    oracle = Oracle(pair.plain)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == oracle.greedy(PROMPT, 6)
+    reports = [one for one in load(pair.packed).load_report() if one.layer.endswith(products)]
+    assert {report.format.split(" ")[0] for report in reports} == {"gptq"}
+    assert {report.level for report in reports} == {"kept"}
+
+
 def _split_experts(folder: Path) -> None:
     """As the hub's Mixtral has them: a tensor for each expert and projection."""
     tensors = load_file(folder / FILE)

@@ -129,6 +129,24 @@ def test_products_around_a_state_are_rounded(name: str, quantization: str, case:
     assert together == [tokens(rounded, [prompt])[0] for prompt in expected.prompts]
 
 
+def test_steps_that_are_planned_ahead_say_the_same(case: Cases) -> None:
+    expected = case("qwen3_next")
+    llm = make(expected.folder, async_scheduling=True, max_num_seqs=2)
+    assert tokens(llm, expected.prompts * 2) == expected.greedy * 2
+
+
+def test_vectors_of_prompts_in_chunks(case: Cases) -> None:
+    expected = case("granite4")
+    llm = make(expected.folder, runner="pooling", max_num_batched_tokens=32)
+    outputs = llm.embed([{"prompt_token_ids": one} for one in expected.prompts], use_tqdm=False)
+    model: Any = Oracle(expected.folder).model
+    for prompt, output in zip(expected.prompts, outputs, strict=True):
+        with torch.no_grad():
+            last = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        wanted = torch.nn.functional.normalize(last, dim=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted)
+
+
 def test_only_layers_that_attend_take_part_in_the_kv_cache(case: Cases) -> None:
     llm = make(case("granite4").folder)
     spec = native(llm).spec

@@ -72,7 +72,9 @@ def test_expert_by_expert_they_give_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = checkpoint("qwen2_moe", tmp_path / "model")
-    adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES["qwen2_moe"])
+    options = FAMILIES["qwen2_moe"]
+    targets = [*options["target_modules"], "q_proj"]
+    adapter = make_adapter(model, tmp_path / "adapter", **{**options, "target_modules": targets})
     monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
     check(model, adapter)
     check(model, adapter, cpu_kernels=False)
