@@ -12,8 +12,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.trial import PROMPT_TOKENS, run_trial
 from engine.speculative.drafter import Drafter
 
-#: Steps to time of each width at once, how often, how wide, and for how
-#: long at most.
+#: Steps to time of each width at once, how often, how wide, and for how long at most.
 _TIMED_STEPS = 3
 _TIMED_ROUNDS = 2
 _WIDEST = 64
@@ -51,7 +50,7 @@ def _time_model(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> N
 
 
 def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
-    """Steps of several widths: what checking drafts costs is known before anybody waits for it."""
+    """Steps of several widths, each of so many rows."""
     began = time.perf_counter()
     most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
     output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks

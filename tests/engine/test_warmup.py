@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine import LLM
 from engine.contract.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.serving.warmup import warm_up
@@ -60,6 +61,18 @@ def test_what_wider_steps_take_is_known_before_anybody_asks(
     assert core.drafter.costs.widest == 16
     assert not core.drafter._proposer._outputs  # type: ignore[union-attr]
     assert core.stats.steps_total == 0
+    core.check_integrity()
+
+
+def test_offline_it_is_known_too_and_leaves_no_trace(model_folder: Callable[[str], Path]) -> None:
+    config = {"method": "ngram"}
+    llm = LLM(str(model_folder("llama")), num_gpu_blocks_override=50, speculative_config=config)
+    core = llm.core
+    assert core.drafter is not None
+    assert core.drafter.costs.widest >= 8
+    assert core.stats.steps_total == 0
+    assert core.scheduler.kv.pool.num_cached == 0
+    assert not core.has_work
     core.check_integrity()
 
 

@@ -121,7 +121,7 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
             known = [tokens[-1]]
             for draft in drafts:
                 logits = equation(hidden, known)
-                if seq_id in biased:
+                if tokens[: len(biased)] == biased:
                     logits[5] += 70.0
                     logits[6] += 68.0
                     assert draft in (5, 6) or logits.max() == logits[draft]
@@ -134,9 +134,9 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
     monkeypatch.setattr(core.drafter.model, "_run", spy)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     scored = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    biased = {1}
+    biased = [8, 9]
     outputs = llm.generate(
-        [[5, 6, 7], [8, 9], list(range(4, 60))], [greedy, BIASED, scored], use_tqdm=False
+        [[5, 6, 7], biased, list(range(4, 60))], [greedy, BIASED, scored], use_tqdm=False
     )
     assert [len(each.outputs[0].token_ids) for each in outputs] == [12, 40, 12]
     assert len(seen) > 30
