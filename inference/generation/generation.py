@@ -36,6 +36,7 @@ from inference.resuming.takeover import (
     take_over_stream,
 )
 from inference.tracing import generation_span
+from inference.turns import beside_loop, in_turns
 from inference.web.asked import asked
 from metering.access import (
     GATEWAY,
@@ -67,21 +68,20 @@ class Generation:
     runs and settles the usage, exactly once.
     """
 
-    def __init__(self, job: Job, admission: Admission, taken: Taken | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        admission: Admission,
+        outputs: list[list[OutputState]],
+        taken: Taken | None = None,
+    ) -> None:
+        """`outputs`: of each prompt."""
         self.job = job
         self._taken = taken
         self._replay: deque[list[Piece]] = deque()
         self._replaying = False
         self.admission = admission
-        self.outputs = [
-            [
-                OutputState(
-                    number, index, job.served.tokenizer, prompt, job.sampling, job.kept_tokens
-                )
-                for index in range(job.sampling.num_sequences)
-            ]
-            for number, prompt in enumerate(job.prompts)
-        ]
+        self.outputs = outputs
         self.first_token_at: float | None = None
         self.admitted_at = time.perf_counter()
         self.pace = Pace()
@@ -161,8 +161,8 @@ class Generation:
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
-        admission = await cls._admit(job)
-        generation = cls(job, admission)
+        states = await _outputs_of(job)  # before anything is held for it
+        generation = cls(job, await cls._admit(job), states)
         generation._keep(fingerprint)
         return generation
 
@@ -176,8 +176,8 @@ class Generation:
         job.sampling.seed = taken.about.seed
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0
-        admission = await settle_later(client, job, taken)
-        generation = cls(job, admission, taken)
+        states = await _outputs_of(job)
+        generation = cls(job, await settle_later(client, job, taken), states, taken)
         generation._keep(fingerprint)
         for outputs in taken.known:
             for piece in outputs:
@@ -377,7 +377,7 @@ class Generation:
         """Write the usage, after the engine said what an aborted request had run."""
         job, used = self.job, self.job.served.use
         await self._submission.gone(GONE_TIMEOUT_S)
-        usage = self._billed()
+        usage = await beside_loop(len(job.prompts) * len(self.outputs[0]), self._billed)
         status = 200 if self.finished else CLIENT_LEFT
         if self._error is not None:
             status = as_quire_error(self._error).status
@@ -435,7 +435,8 @@ class Generation:
         )
         if self._keeping is not None:
             await self._keeping.done.wait()
-        await settle(record, self.admission, self._account())
+        account = await beside_loop(len(job.prompts) * len(self.outputs[0]), self._account)
+        await settle(record, self.admission, account)
         await self._keep_record(record)
         let_go(job.prompts)
 
@@ -500,3 +501,15 @@ class Generation:
                 cached for cached, tokens in zip(self._cached, got, strict=True) if any(tokens)
             ),
         )
+
+
+async def _outputs_of(job: Job) -> list[list[OutputState]]:
+    """States of a job's outputs, of each prompt."""
+    indices, tokenizer = range(job.sampling.num_sequences), job.served.tokenizer
+    return [
+        [
+            OutputState(number, index, tokenizer, prompt, job.sampling, job.kept_tokens)
+            for index in indices
+        ]
+        async for number, prompt in in_turns(enumerate(job.prompts))
+    ]

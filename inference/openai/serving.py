@@ -18,6 +18,7 @@ from inference.openai.writer import HEARTBEAT as HEARTBEAT
 from inference.openai.writer import StreamWriter as StreamWriter
 from inference.rendering.pool import beside
 from inference.settings import gateway_settings
+from inference.turns import beside_loop
 from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.views import json_response
 from metering.access import Admission, rate_limit_headers
@@ -104,7 +105,9 @@ async def respond(
         else:
             whole = answer()
             await collect(source, whole.take)
-            response = json_response(_encode(whole.body()))
+            outputs = len(source.job.prompts) * source.job.sampling.num_sequences
+            body = await beside_loop(outputs, lambda: _encode(whole.body()))
+            response = json_response(body)
     except BaseException:
         source.release()
         raise

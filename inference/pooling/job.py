@@ -13,6 +13,7 @@ from engine.contract.pooling_params import PoolingParams
 from engine.contract.protocol import EngineRequest
 from inference.engine_client import Piece
 from inference.generation import Generation, Increment, Job, Usage
+from inference.generation.output import OutputState
 from inference.settings import gateway_settings
 from metering.access import Admission
 
@@ -84,9 +85,11 @@ class Pooled(Generation):
     """A running job whose outputs are vectors: admitted, metered and moved between replicas as
     every generation is."""
 
-    def __init__(self, job: PoolingJob, admission: Admission) -> None:
+    def __init__(
+        self, job: PoolingJob, admission: Admission, outputs: list[list[OutputState]]
+    ) -> None:
         self.results: list[bytes] = [b""] * len(job.prompts)
-        super().__init__(job, admission)
+        super().__init__(job, admission, outputs)
 
     def _push(self, piece: Piece) -> Increment | None:
         if piece.pooled is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 Unsettled = tuple[UsageRecord, Account | None]
 T = TypeVar("T")
+#: Closing the account of more outputs than that takes the event loop's time.
+_FEW_OUTPUTS = 64
 #: Records that wait in this process when Redis and the database are both away.
 MAX_WAITING = 10_000
 _waiting: deque[UsageRecord] = deque()
@@ -83,7 +86,7 @@ async def settle(
     try:
         if admission.held:
             keys = settle_keys(record.request_id)
-            arguments = settle_arguments(record, entry, admission.epochs, account=account)
+            arguments = await _arguments(record, entry, admission.epochs, account)
             await run_script(redis_link(), "settle", keys, arguments)
         else:
             await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
@@ -92,6 +95,15 @@ async def settle(
         if admission.held:
             _unsettled.append((record, account))
         await _without_redis(record)
+
+
+async def _arguments(
+    record: UsageRecord, entry: bytes, epochs: Mapping[str, str], account: Account | None
+) -> list[Any]:
+    """Of a request with thousands of outputs, made beside the event loop."""
+    if account is None or len(account.names) * account.outputs <= _FEW_OUTPUTS:
+        return settle_arguments(record, entry, epochs, account=account)
+    return await asyncio.to_thread(settle_arguments, record, entry, epochs, account=account)
 
 
 HOLDING = Admission(**{**UNLIMITED.__dict__, "held": True})

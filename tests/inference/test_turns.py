@@ -1,0 +1,37 @@
+"""Thousands of things, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from inference.turns import FEW, beside_loop, in_turns
+
+
+@pytest.mark.parametrize(("count", "beside"), [(FEW, False), (FEW + 1, True)])
+def test_many_things_are_gone_through_in_another_thread(count: int, *, beside: bool) -> None:
+    thread = asyncio.run(beside_loop(count, threading.get_ident))
+    assert (thread != threading.get_ident()) is beside
+
+
+def test_what_fails_beside_the_loop_fails_its_caller() -> None:
+    def fail() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        asyncio.run(beside_loop(FEW + 1, fail))
+
+
+def test_others_come_in_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.turns.TURN_S", -1.0)
+    seen: list[str] = []
+
+    async def go() -> None:
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        async for number in in_turns(range(3)):
+            seen.append(str(number))
+
+    asyncio.run(go())
+    assert seen == ["other", "0", "1", "2"]
