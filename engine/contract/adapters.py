@@ -15,8 +15,15 @@ from engine.contract.errors import InvalidRequest
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-#: Where vLLM looks for rows that go behind those of a model's tables: such a file is never read.
+#: Where vLLM looks for rows that go behind those of a model's tables; only safetensors are read.
 NEW_TOKENS = "new_embeddings."
+NEW_TOKENS_FILE = f"{NEW_TOKENS}safetensors"
+#: What an adapter may bring of a tokenizer, whose texts are its requests' then.
+TOKENIZER_FILE, ADDED_TOKENS_FILE = "tokenizer.json", "added_tokens.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, ADDED_TOKENS_FILE, "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 #: Where an adapter's weights lie, nearest to the kernels first.
 TIERS = ("device", "host", "disk")
 _PIECE = 1 << 20
@@ -31,12 +38,15 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         path: its folder (or GGUF file), shared by volume as models are. A replica that doesn't hold
             the digest loads it from there and refuses a folder with another digest.
         owner: the tenant it belongs to; "" for one that all share. For quotas of adapter memory.
+        tokenizer: sha256 of the tokenizer in that folder, see `tokenizer_digest`, by which its
+            prompts and texts are; "": by the model's.
     """
 
     digest: str
     name: str = ""
     path: str = ""
     owner: str = ""
+    tokenizer: str = ""
 
 
 class AdapterState(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -69,18 +79,43 @@ def digest_of(adapter: AdapterRef | None) -> str:
     return adapter.digest if adapter else ""
 
 
+def adapter_files(path: Path) -> list[Path]:
+    """What makes an adapter up: PEFT's two files, there or not, and vLLM's one of new tokens if it
+    is there; or one GGUF file.
+    """
+    if path.is_file():
+        return [path]
+    new = path / NEW_TOKENS_FILE
+    return [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+
+
+def tokenizer_files(path: Path) -> list[Path]:
+    """What an adapter brings of a tokenizer: nothing without the first or the second of them."""
+    found = [path / name for name in TOKENIZER_FILES if (path / name).is_file()]
+    brings = any(file.name in (TOKENIZER_FILE, ADDED_TOKENS_FILE) for file in found)
+    return found if brings else []
+
+
 def adapter_digest(path: Path) -> str:
-    """Sha256 of an adapter's content, 64 hex digits: of PEFT's two files, or of one GGUF file.
+    """Sha256 of an adapter's content, 64 hex digits; see `adapter_files`.
 
     Each file goes in with its name and its size, so no two contents run together.
     Raises InvalidRequest (param `path`) for a folder without the two files, OSError from reading.
     """
-    files = [path] if path.is_file() else [path / CONFIG_FILE, path / WEIGHTS_FILE]
+    return _digest([(file, "" if path.is_file() else file.name) for file in adapter_files(path)])
+
+
+def tokenizer_digest(path: Path) -> str:
+    """The same of an adapter's tokenizer, "" where it brings none. Raises OSError from reading."""
+    files = tokenizer_files(path)
+    return _digest([(file, file.name) for file in files]) if files else ""
+
+
+def _digest(files: list[tuple[Path, str]]) -> str:
     digest = hashlib.sha256()
-    for file in files:
+    for file, name in files:
         if not file.is_file():
             raise InvalidRequest(f"The adapter has no file {file.name}.", param="path")
-        name = "" if path.is_file() else file.name
         digest.update(f"{name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
             while piece := content.read(_PIECE):

@@ -8,7 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
+from engine.contract.adapters import (
+    AdapterRef,
+    adapter_digest,
+    adapter_files,
+    tokenizer_digest,
+    tokenizer_files,
+)
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
 
@@ -27,7 +33,7 @@ class LoRARequest:
         lora_name: for messages and figures.
         lora_int_id: a number of the caller's, at least 1; nothing depends on it.
         lora_path: the folder with adapter_config.json and adapter_model.safetensors, or a file of
-            GGUF.
+            GGUF. A tokenizer in it is that of the adapter's prompts and texts.
         load_inplace: files that have changed are always read anew, so this changes nothing.
     """
 
@@ -71,25 +77,25 @@ class LoRARequest:
         """
         path = Path(self.lora_path).expanduser().absolute()
         try:
-            digest = _digest(path, _state(path))
+            digest, tokenizer = _digests(path, _state(path))
         except OSError as error:
             raise InvalidRequest(
                 f"The adapter {self.lora_name!r} can't be read from {path}: {error.strerror}.",
                 param="lora_request",
             ) from error
-        return AdapterRef(digest=digest, name=self.lora_name, path=str(path))
+        return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
 
 
-def _state(path: Path) -> tuple[tuple[int, int, int], ...]:
+def _state(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Changes whenever one of the adapter's files is written or replaced."""
-    files = [path] if path.is_file() else [path / name for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    stats = [file.stat() for file in files]
-    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
+    stats = [(file.name, file.stat()) for file in (*adapter_files(path), *tokenizer_files(path))]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 @lru_cache(_REMEMBERED)
-def _digest(path: Path, state: tuple[tuple[int, int, int], ...]) -> str:
-    return adapter_digest(path)
+def _digests(path: Path, state: tuple[tuple[str, int, int, int], ...]) -> tuple[str, str]:
+    """Of an adapter and of its tokenizer."""
+    return adapter_digest(path), tokenizer_digest(path)
 
 
 def refs_of(given: Any, count: int) -> list[AdapterRef | None]:

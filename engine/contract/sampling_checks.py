@@ -59,12 +59,15 @@ def check_values(params: SamplingFields) -> None:
 def check_against_model(
     params: SamplingFields,
     *,
-    vocab_size: int,
+    vocab_size: int | None,
     num_prompt_tokens: int,
     max_model_len: int,
     max_logprobs: int,
 ) -> None:
-    """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context."""
+    """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context.
+
+    `vocab_size`: None where an adapter may bring tokens, whose ids are checked once it's there.
+    """
     check_context(num_prompt_tokens, params.max_tokens, max_model_len)
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
@@ -72,6 +75,12 @@ def check_against_model(
             continue
         if value is not None and value > max_logprobs:
             raise InvalidRequest(f"{name} must be at most {max_logprobs}, got {value}.", param=name)
+    if vocab_size is not None:
+        check_tokens(params, vocab_size)
+
+
+def check_tokens(params: SamplingFields, vocab_size: int) -> None:
+    """Raise `InvalidRequest` for token ids that a vocabulary hasn't."""
     tokens: list[tuple[str, Any]] = [
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),

@@ -22,6 +22,7 @@ from engine.contract.sampling_checks import (
     MAX_STOP_TOKEN_IDS,
     check_against_model,
     check_context,
+    check_tokens,
     check_values,
 )
 from engine.contract.sampling_fields import GREEDY_EPS, SamplingFields
@@ -60,9 +61,17 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
             self.seed = None if self.seed == -1 else self.seed & MAX_SEED
 
     def check_against_model(
-        self, *, vocab_size: int, num_prompt_tokens: int, max_model_len: int, max_logprobs: int
+        self,
+        *,
+        vocab_size: int | None,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        max_logprobs: int,
     ) -> None:
-        """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context."""
+        """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context.
+
+        `vocab_size`: None where an adapter may bring tokens: see `check_tokens`.
+        """
         check_against_model(
             self,
             vocab_size=vocab_size,
@@ -70,6 +79,10 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
             max_model_len=max_model_len,
             max_logprobs=max_logprobs,
         )
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` for token ids that a vocabulary hasn't."""
+        check_tokens(self, vocab_size)
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], model_eos_token_id: int | None = None

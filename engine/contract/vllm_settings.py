@@ -161,7 +161,7 @@ _OF_THE_MANUAL: tuple[Foreign, ...] = (
     nothing(
         "lora_extra_vocab_size",
         int,
-        "an adapter with tokens that the model hasn't is refused by name, whatever is set aside.",
+        "an adapter's own tokens have their room beside it, whatever is set aside.",
     ),
     nothing(
         "long_lora_scaling_factors",

@@ -51,6 +51,7 @@ class _Entry:
         pinned: never driven out.
         used_at: the pool's clock when it was asked for last.
         left_at: monotonic seconds when it was used last.
+        vocab_size: of its rows, where it brings tokens; 0: the model's.
     """
 
     ref: AdapterRef
@@ -62,6 +63,7 @@ class _Entry:
     pinned: bool = False
     used_at: int = 0
     left_at: float = field(default_factory=time.monotonic)
+    vocab_size: int = 0
 
     @property
     def is_free(self) -> bool:
@@ -118,6 +120,11 @@ class AdapterPool:
             raise InvalidRequest(self._refusal, param="model")
         if not _DIGEST.fullmatch(ref.digest):
             raise InvalidRequest("An adapter's digest must be 64 hex digits.", param="model")
+
+    def vocab_size(self, digest: str) -> int | None:
+        """Of an adapter that brings tokens, 0 of others; None while it isn't on the device."""
+        entry = self._entries.get(digest)
+        return None if entry is None or entry.loading is not None else entry.vocab_size
 
     @property
     def busy(self) -> bool:
@@ -208,6 +215,7 @@ class AdapterPool:
                 asked[1].set_exception(refusal)
             return [(request, refusal) for request in self._lines.pop(digest, ())]
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
+        entry.vocab_size = facts.vocab_size
         entry.left_at = time.monotonic()
         entry.load_seconds = facts.load_seconds
         self._num_loads += 1

@@ -173,6 +173,9 @@ class EngineCore:
         self._input_processor.check(message)
         if message.adapter is not None:
             self.adapters.check(message.adapter)
+            own = self.adapters.vocab_size(message.adapter.digest)
+            if own is not None:  # else once it's there
+                self._input_processor.check_vocabulary(message, own)
         if prompt_embeds is not None:
             self._input_processor.check_embeds(message, prompt_embeds)
         waiting = len(self.scheduler.waiting) + self._num_outside
@@ -350,6 +353,9 @@ class EngineCore:
             try:
                 if error is not None:
                     raise error
+                if (adapter := request.message.adapter) is not None:
+                    own = self.adapters.vocab_size(adapter.digest) or 0
+                    self._input_processor.check_vocabulary(request.message, own)
                 for sequence in alive:
                     sequence.status = Status.WAITING
                 if self.structured.admit(request):

@@ -16,12 +16,16 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
+from engine.contract.speculative import SpeculativeConfig
 from engine.contract.token_lists import untracked
 from engine.kv_cache.hashing import BlockHashes, ContentKey, scope_key
 from engine.models.facts import ModelFacts
 from engine.pooling.requests import check_pooling
 from engine.sampling.processor_classes import processor_classes
 from engine.scheduler import Request, Sequence
+
+#: Ways to drafts that take them from text; others compute them from the model's own vocabulary.
+_FOUND = ("ngram", "suffix")
 
 
 class InputProcessor:
@@ -60,13 +64,8 @@ class InputProcessor:
         prompt, params = message.prompt_token_ids, message.sampling
         if not prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-        vocab = self._facts.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            wrong = next(token for token in prompt if not 0 <= token < vocab)
-            raise InvalidRequest(
-                f"The prompt holds token {wrong}, but the vocabulary has {vocab} entries.",
-                param="prompt",
-            )
+        vocab = self._facts.vocab_size if message.adapter is None else None
+        _check_prompt(prompt, vocab)
         if message.pooling is not None or self._facts.pooling is not None:
             check_pooling(message, self._config.name, self._facts)
         else:
@@ -81,6 +80,35 @@ class InputProcessor:
         self._check_cap(message)
         _check_tenant(message)
         self._check_pool(message, len(prompt))
+
+    def check_vocabulary(self, message: EngineRequest, own: int) -> None:
+        """Refuse what can't run through the request's adapter, once that is there.
+
+        `own`: the adapter's vocabulary where it brings tokens; 0: the model's. Raises as `check`.
+        """
+        vocab = own or self._facts.vocab_size
+        _check_prompt(message.prompt_token_ids, vocab)
+        if message.pooling is None:
+            message.sampling.check_tokens(vocab)
+        if not own:
+            return
+        params, thinking = message.sampling, message.sampling.thinking
+        drafts = self._config.speculative_config
+        computed = False
+        if drafts:
+            computed = SpeculativeConfig.from_mapping(drafts).method not in _FOUND
+        refused = {
+            "structured_outputs": params.structured_outputs is not None,
+            "thinking": thinking is not None and thinking.budget is not None,
+            "logits_processors": bool(self._processors),
+            "speculative_config": computed,
+        }
+        for name, asked in refused.items():
+            if asked:
+                raise InvalidRequest(
+                    f"{name} can't be used with an adapter that brings tokens of its own.",
+                    param=name,
+                )
 
     def _ask_processors(self, params: SamplingParams) -> None:
         """What the engine's logits processors say of a request."""
@@ -233,6 +261,14 @@ class InputProcessor:
             return message.sampling.seed
         digest = hashlib.sha256(f"{self._config.seed}:{message.request_id}".encode()).digest()
         return int.from_bytes(digest[:8], "little")
+
+
+def _check_prompt(prompt: list[int], vocab: int | None) -> None:
+    """Token ids must be of the vocabulary; None: its size isn't known yet."""
+    if min(prompt) < 0 or (vocab is not None and max(prompt) >= vocab):
+        wrong = next(t for t in prompt if t < 0 or (vocab is not None and t >= vocab))
+        told = "" if vocab is None else f", but the vocabulary has {vocab} entries"
+        raise InvalidRequest(f"The prompt holds token {wrong}{told}.", param="prompt")
 
 
 def _check_tenant(message: EngineRequest) -> None:

@@ -55,6 +55,7 @@ class Adapter:
             "embedding" or "head".
         classifier: tensors in the place of those of a classifier's head, by the checkpoint's names.
         dense: of linear layers of that head, by the checkpoint's names.
+        vocab_size: tokens that its requests may hold, where it brings some; 0: the model's.
     """
 
     digest: str
@@ -65,6 +66,7 @@ class Adapter:
     tokens: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     classifier: dict[str, Tensor] = field(default_factory=dict)
     dense: dict[str, ModuleDelta] = field(default_factory=dict)
+    vocab_size: int = 0
 
     def deltas(self) -> Iterator[ModuleDelta]:
         """Of all modules, tables included."""

@@ -11,9 +11,9 @@ from engine.contract.errors import InvalidRequest
 _DTYPES = ("F32", "BF16", "F16")
 
 
-def wrong(name: str, why: str) -> InvalidRequest:
+def wrong(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
     """The refusal of a tensor, by its name."""
-    return InvalidRequest(f"{WEIGHTS_FILE}: {shown(name)} {why}.", param=name[:200])
+    return InvalidRequest(f"{file}: {shown(name)} {why}.", param=name[:200])
 
 
 def check_entry(name: str, entry: Any) -> None:
@@ -23,13 +23,12 @@ def check_entry(name: str, entry: Any) -> None:
 
 
 def misshapen(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
-    """Why a shape is refused. `vocab`: of a table or what changes one, rows of the model's."""
+    """Why a shape is refused. `vocab`: of a table or what changes one, the rows that it has."""
     if vocab in wanted and len(shape) == len(wanted):
         at = wanted.index(vocab)
         if shape[:at] + shape[at + 1 :] == wanted[:at] + wanted[at + 1 :]:
             return (
-                f"is for a vocabulary of {shape[at]} tokens, but the model's has {vocab}: adapters "
-                "that bring tokens of their own aren't supported"
+                f"is for a vocabulary of {shape[at]} tokens, but the adapter's table is for {vocab}"
             )
     return f"has shape {list(shape)}, but it must be {list(wanted)}"
 

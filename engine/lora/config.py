@@ -73,6 +73,10 @@ class AdapterConfig:
         named = (ids for name, ids in self.tokens.items() if name and _ends_in(table, name))
         return next(named, self.tokens.get("", ()))
 
+    def replaces(self, module: str) -> bool:
+        """Whether it's one that the adapter replaces as a whole."""
+        return any(_ends_in(module, name) for name in self.modules_to_save)
+
     def rank_of(self, module: str) -> int:
         """The rank that a module's matrices must have."""
         return int(_by_pattern(self.rank_pattern, module, self.rank))

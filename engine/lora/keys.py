@@ -6,7 +6,16 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "a", "b", "b_bias", "magnitude", "embedding_a", "embedding_b", "bias", "table", "tokens"
+    "a",
+    "b",
+    "b_bias",
+    "magnitude",
+    "embedding_a",
+    "embedding_b",
+    "bias",
+    "table",
+    "tokens",
+    "unused",
 ]
 
 PREFIX = "base_model.model."
@@ -20,7 +29,10 @@ _ENDINGS: tuple[tuple[str, Kind], ...] = (
     (".lora_embedding_A", "embedding_a"),
     (".lora_embedding_B", "embedding_b"),
     (".token_adapter.trainable_tokens_delta", "tokens"),
+    (".token_adapter.base_layer.weight", "table"),
     (".base_layer.weight", "table"),
+    (".original_module.weight", "unused"),
+    (".original_module.bias", "unused"),
     (".base_layer.bias", "bias"),
     (".modules_to_save.weight", "table"),
     (".modules_to_save.bias", "bias"),
@@ -35,7 +47,7 @@ class Key(NamedTuple):
     Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA,
     of an embedding [hidden]; `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank];
     `bias` and `table` are in the place of the module's own, `tokens` [some, hidden] in that of a
-    table's rows.
+    table's rows; `unused` is what another tensor stands in the place of.
     """
 
     module: str

@@ -23,9 +23,16 @@ _PROJECTIONS = {
 }  # fmt: skip
 
 
-def merged_spec(spec: DecoderSpec) -> DecoderSpec:
+def merged_spec(spec: DecoderSpec, adapter: Adapter) -> DecoderSpec:
     """The spec of a merged model: its tables may differ, and each linear layer may have a bias."""
-    return replace(spec, tie_embeddings=False, qkv_bias=True, o_bias=True, mlp_bias=True)
+    return replace(
+        spec,
+        vocab_size=adapter.vocab_size or spec.vocab_size,
+        tie_embeddings=False,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+    )
 
 
 class FloatWeights:
@@ -99,11 +106,13 @@ class FloatWeights:
         tied = which == "embedding" or self._spec.tie_embeddings
         name = f"{names.embedding if tied else names.lm_head}.weight"
         name = name if name in self._inner else name.removeprefix(prefix)
-        table = self._inner.matrix(name, shape).floats(slice(None)).float()
+        kept = self._spec.vocab_size, shape[1]
+        table = self._inner.matrix(name, kept).floats(slice(None)).float()
         if which == "embedding":
             return _merged_embedding(table, self._adapter)
         table, delta = _own_rows(table, self._adapter, which), self._adapter.head
-        return table if delta is None else _merge(table, delta)
+        merged = table if delta is None else _merge(table, delta)
+        return torch.nn.functional.pad(merged, (0, 0, 0, shape[0] - len(merged)))
 
     def _bias(self, name: str, shape: tuple[int, ...], delta: ModuleDelta | None) -> Tensor:
         own = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
@@ -128,7 +137,8 @@ def _own_rows(table: Tensor, adapter: Adapter, which: str) -> Tensor:
     if which not in adapter.tokens:
         return table
     ids, rows = adapter.tokens[which]
-    return table.index_copy(0, ids, rows.float())
+    missing = max(0, int(ids.max()) + 1 - len(table))
+    return torch.nn.functional.pad(table, (0, 0, 0, missing)).index_copy(0, ids, rows.float())
 
 
 def _merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:

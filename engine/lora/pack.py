@@ -17,6 +17,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.spec import EncoderSpec
+from engine.models.extended_head import ExtendedHead
 from engine.models.layer_loader import repeated_rows, ungrouped_rows
 from engine.models.norms import Step
 from engine.pooling.head_maker import HeadMaker
@@ -39,6 +40,11 @@ def pack_adapter(
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
+    if adapter.vocab_size and model.lora_slots is not None:
+        raise InvalidRequest(
+            "Adapters that bring tokens of their own aren't supported on this device.",
+            param="modules_to_save",
+        )
     packer = Packer(adapter, model, dtype, modules or Modules(model.spec))
     layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
@@ -49,6 +55,7 @@ def pack_adapter(
         embedding=embedding,
         head=head,
         classifier=packer.classifier(heads),
+        vocab_size=adapter.vocab_size,
         num_bytes=packer.num_bytes,
     )
 
@@ -166,7 +173,8 @@ class Packer:
     def head(self) -> HeadLora | None:
         """What the adapter does to the output layer."""
         delta, table = self._adapter.head, self._adapter.tables.get("head")
-        if delta is None:
+        own = self._adapter.vocab_size
+        if delta is None and not own:
             return None
         model = self._model
         if isinstance(model, NativeEncoder):
@@ -180,23 +188,58 @@ class Packer:
         if table is not None:
             layer = self._table(model, table, None)
         added = None
-        if any(True for _ in delta.tensors()):
+        tokens, some = None, self._adapter.tokens.get("head")
+        if own and model.spec.lm_head_bias and (delta is None or delta.bias is None):
+            raise InvalidRequest(
+                "The output layer has a bias, and the adapter brings none for its own tokens.",
+                param="lm_head",
+            )
+        if own:
+            layer, some = self._extended(model, layer, some, own)
+        if delta is not None and any(True for _ in delta.tensors()):
             parts = Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
-            parts.add(0, model.spec.vocab_size, delta, None)
+            rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
+            parts.add(0, rows, delta, None)
             added = self._pack(parts)
             self.ends[HEAD] = added
-        tokens = None
-        if (some := self._adapter.tokens.get("head")) is not None:
+        if some is not None and len(some[0]):
             ids = some[0].to(model.ops.device)
             tokens = ids, self._table(model, some[1], ids)
         return HeadLora(table=layer, tokens=tokens, added=added)
+
+    def _extended(
+        self,
+        model: NativeDecoder,
+        layer: LinearLayer | None,
+        some: tuple[Tensor, Tensor] | None,
+        own: int,
+    ) -> tuple[LinearLayer, tuple[Tensor, Tensor] | None]:
+        """An output layer of all tokens, and the rows of single ones that are left.
+
+        `layer`: the adapter's table; `some`: its rows of single tokens; `own`: all tokens.
+        """
+        first = layer or model.lm_head
+        count = first.out_features
+        if some is None:
+            return ExtendedHead(first, None, own), None
+        ids, rows = some
+        behind = ids >= count
+        if not bool(behind.any()):
+            return ExtendedHead(first, None, own), some
+        more = model.ops.PackedLinear(rows[behind].to(model.weight_dtype).contiguous(), None)
+        self.num_bytes += more.nbytes
+        return ExtendedHead(first, more, own), (ids[~behind], rows[~behind])
 
     def _table(self, model: NativeDecoder, rows: Tensor, ids: Tensor | None) -> LinearLayer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
         if model.spec.lm_head_bias:
             bias = model.lm_head(nothing(model, model.lm_head))[0]
-            bias = bias if ids is None else bias[ids]
+            if ids is not None:
+                bias = bias[ids]
+            elif len(rows) != len(bias):  # the adapter's own stands in its place
+                missing = len(rows) - len(bias)
+                bias = torch.nn.functional.pad(bias, (0, missing))
         layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
         self.num_bytes += layer.nbytes
         return layer

@@ -126,7 +126,7 @@ def column_gain(model: AdaptableModel, delta: ModuleDelta, table: Tensor | None)
     if delta.magnitude is None or delta.a is None or delta.b is None:
         return None
     squares = torch.zeros(len(delta.b), dtype=torch.float64)
-    for ids in torch.arange(model.spec.vocab_size).split(_ROWS):
+    for ids in torch.arange(delta.a.shape[1]).split(_ROWS):
         own = _embedded(model, ids) if table is None else table[ids]
         changed = own.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
         squares += changed.square().sum(dim=0)

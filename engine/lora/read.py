@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE, adapter_digest
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, adapter_digest, adapter_files
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
@@ -22,6 +22,7 @@ from engine.lora.keys import PREFIX, Key, parse_key
 from engine.lora.modules import Modules
 from engine.lora.stacks import Stacks
 from engine.lora.tensor_file import TensorFile
+from engine.lora.vocabulary import Vocabulary, read_vocabulary
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
 _MOST_HEADER = 1 << 26
@@ -43,15 +44,15 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             raise InvalidRequest("The adapter's file changed while it was read.", param="path")
         return adapter
     before = _state(folder)
-    _check_new_tokens(folder, modules.vocab_size)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)
     with _opened(folder / WEIGHTS_FILE) as file:
-        parts = _Parts(config, modules, max_rank)
+        vocabulary = read_vocabulary(folder, file, config, modules)
+        parts = _Parts(config, modules, max_rank, vocabulary)
         keys, stacks = {}, Stacks(config, modules, max_rank)
         classifier: dict[str, str] = {}
         for name in file.keys():  # noqa: SIM118
-            if modules.is_unused(_peft_name(name)):
+            if modules.is_unused(_peft_name(name)) or _is_replaced(name, file):
                 check_entry(name, file.get_slice(name))
             elif (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
                 classifier[name] = part
@@ -67,6 +68,7 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
         for name, key in keys.items():
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
+        _add_tokens(adapter, vocabulary)
         _tie(adapter, modules)
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
@@ -79,23 +81,13 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
 def _state(folder: Path) -> list[tuple[int, int, int]]:
     """Changes whenever one of the files is written or replaced."""
     try:
-        stats = [(folder / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+        stats = [file.stat() for file in adapter_files(folder)]
     except OSError as error:
         raise InvalidRequest(
             f"The adapter's folder must hold {CONFIG_FILE} and {WEIGHTS_FILE}: {error.strerror}.",
             param="path",
         ) from error
     return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
-
-
-def _check_new_tokens(folder: Path, vocab: int) -> None:
-    """Raise for rows that are to go behind those of the model's tables."""
-    for file in sorted(folder.glob(f"{NEW_TOKENS}*")):
-        raise InvalidRequest(
-            f"{shown(file.name)} adds tokens to the model's vocabulary of {vocab}: adapters that "
-            "bring tokens of their own aren't supported.",
-            param=file.name[:200],
-        )
 
 
 @contextmanager
@@ -123,11 +115,29 @@ def _peft_name(name: str) -> str:
     return "" if key is None else key.module
 
 
+def _is_replaced(name: str, file: Any) -> bool:
+    """Whether it's what PEFT keeps of a module that the adapter replaces as a whole."""
+    key = parse_key(name)
+    if key is None or key.kind != "unused":
+        return False
+    part = name.rpartition(".")[2]
+    return f"{name.removesuffix(f'.original_module.{part}')}.modules_to_save.{part}" in set(
+        file.keys()
+    )
+
+
 class _Parts:
     """Checks the tensors of one file, by their headers alone."""
 
-    def __init__(self, config: AdapterConfig, modules: Modules, max_rank: int | None) -> None:
+    def __init__(
+        self,
+        config: AdapterConfig,
+        modules: Modules,
+        max_rank: int | None,
+        vocabulary: Vocabulary,
+    ) -> None:
         self._config, self._modules, self._max_rank = config, modules, max_rank
+        self._vocabulary = vocabulary
 
     def check(self, name: str, entry: Any) -> Key:
         """The tensor's module by the model's name, and what it is of it."""
@@ -147,32 +157,40 @@ class _Parts:
         shape, wanted = tuple(entry.get_shape()), shapes.get(key.kind)
         if wanted is None:
             raise wrong(name, "isn't supported for a module of this kind")
-        if shape != wanted:
+        if shape != wanted and shape != self._without_new(module, key.kind, wanted):
             of_table = module in (self._modules.embedding, self._modules.head)
-            vocab = self._modules.vocab_size if of_table else 0
+            vocab = self._rows(module) if of_table else 0
             raise wrong(name, misshapen(shape, wanted, vocab))
         return Key(module, key.kind)
 
+    def _rows(self, table: str) -> int:
+        """Of the embedding or the output layer, with what the adapter brings."""
+        of_embedding = table == self._modules.embedding
+        return self._vocabulary.rows("embedding" if of_embedding else "head")
+
+    def _without_new(self, module: str, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a table and its matrices may have too: nothing for rows of vLLM's layout."""
+        if kind not in ("embedding_a", "b", "table"):
+            return shape
+        table = {self._modules.embedding: "embedding", self._modules.head: "head"}.get(module, "")
+        if table not in self._vocabulary.new:
+            return shape
+        rows = self._vocabulary.rows(table)
+        return tuple(self._modules.vocab_size if size == rows else size for size in shape)
+
     def _num_tokens(self, table: str) -> int:
         """Whose rows of a table the adapter has."""
-        ids, vocab = self._config.tokens_of(table), self._modules.vocab_size
-        told = ""
-        if not ids:
-            told = f"names no token of {shown(table)}"
-        elif max(ids) >= vocab:
-            told = (
-                f"has token {max(ids)}, but the model's vocabulary is of {vocab} tokens: adapters "
-                "that bring tokens of their own aren't supported"
-            )
-        if told:
+        if not (ids := self._config.tokens_of(table)):
             param = "trainable_token_indices"
-            raise InvalidRequest(f"{CONFIG_FILE}: {param} {told}.", param=param)
+            raise InvalidRequest(
+                f"{CONFIG_FILE}: {param} names no token of {shown(table)}.", param=param
+            )
         return len(ids)
 
     def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
         """What a module may have, with the shapes that they must have."""
         modules = self._modules
-        vocab, hidden = modules.vocab_size, modules.hidden_size
+        vocab, hidden = self._rows(module), modules.hidden_size
         if module == modules.embedding:
             return {
                 "embedding_a": (rank, vocab),
@@ -208,7 +226,8 @@ class _Parts:
                 raise wrong(name, "is of a module without matrices")
             if self._config.dora and matrices and "magnitude" not in has:
                 raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
-            if has >= {"embedding_a", "magnitude", "tokens"}:
+            single = "tokens" in has or "embedding" in self._vocabulary.new
+            if has >= {"embedding_a", "magnitude"} and single:
                 raise wrong(name, "is of DoRA, but rows of single tokens stand beside it")
 
 
@@ -250,6 +269,29 @@ def _put(
         adapter.tokens[which] = ids, tensor[order]
     else:
         setattr(delta, key.kind.removeprefix("embedding_"), tensor)
+
+
+def _add_tokens(adapter: Adapter, vocabulary: Vocabulary) -> None:
+    """Take over what goes behind the model's tables."""
+    adapter.vocab_size = vocabulary.own
+    if vocabulary.ties_head and "embedding" in adapter.tables:
+        adapter.tables["head"] = adapter.tables["embedding"]
+        adapter.head = adapter.head or ModuleDelta()
+    for table, rows in vocabulary.new.items():
+        if (own := adapter.tables.get(table)) is not None:
+            adapter.tables[table] = torch.cat((own, rows.to(own.dtype)))
+        elif (tokens := vocabulary.tokens(table, adapter.tokens.get(table))) is not None:
+            adapter.tokens[table] = tokens
+        if table == "embedding":
+            adapter.embedding = adapter.embedding or ModuleDelta()
+        else:
+            adapter.head = adapter.head or ModuleDelta()
+    # Matrices may leave out the rows of vLLM's layout, to which they add nothing then.
+    pad, inputs, outputs = torch.nn.functional.pad, adapter.embedding, adapter.head
+    if inputs is not None and inputs.a is not None:
+        inputs.a = pad(inputs.a, (0, vocabulary.embedding - inputs.a.shape[1]))
+    if outputs is not None and outputs.b is not None:
+        outputs.b = pad(outputs.b, (0, 0, 0, vocabulary.head - len(outputs.b)))
 
 
 def _tie(adapter: Adapter, modules: Modules) -> None:

@@ -35,11 +35,13 @@ class AdapterFacts:
         rank: the largest of its modules.
         num_bytes: of device memory.
         load_seconds: how long it took to bring it there.
+        vocab_size: of its rows, where it brings tokens; 0: the model's.
     """
 
     rank: int
     num_bytes: int
     load_seconds: float
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class AdapterStore:
             self._ranks[ref.digest] = packed.rank
             self._device[ref.digest] = packed.weights
         seconds = time.perf_counter() - started
-        return AdapterFacts(packed.rank, packed.weights.num_bytes, seconds)
+        weights = packed.weights
+        return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
 
     def drop(self, digest: str) -> bool:
         """Let an adapter's device memory go; whether host memory still has it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_files
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
 from engine.lora.pack import Packer
@@ -201,9 +201,9 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
     that are `wanted` aren't read.
     """
     try:
-        if folder.is_file():
+        files = adapter_files(folder)
+        if len(files) != 2:
             return None
-        files = (folder / CONFIG_FILE, folder / WEIGHTS_FILE)
         config_size, weights_size = (file.stat().st_size for file in files)
         other = wanted is not None and (config_size, weights_size) not in wanted
         if other or config_size > _MOST_BYTES:

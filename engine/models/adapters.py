@@ -92,6 +92,8 @@ class AdapterWeights:
         table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
         embedding, head: None: it leaves them as they are.
         classifier: a pooling model's head in the place of its own, on the host.
+        vocab_size: of its rows, where it brings tokens: then its `head` makes their logits alone.
+            0: the model's.
         num_bytes: of device memory.
     """
 
@@ -101,6 +103,7 @@ class AdapterWeights:
     embedding: EmbeddingLora | None = None
     head: HeadLora | None = None
     classifier: Callable[[Tensor], Tensor] | None = None
+    vocab_size: int = 0
     num_bytes: int = 0
 
     @property
@@ -120,6 +123,11 @@ class StepAdapters:
 
     def __init__(self, groups: list[tuple[AdapterWeights, Tensor]]) -> None:
         self.groups = groups
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest that an adapter has of its own; 0: all have the model's."""
+        return max((adapter.vocab_size for adapter, own in self.groups if len(own)), default=0)
 
     def tables(self) -> list[TableUse] | None:
         """For the compiled decoder; None where one of them can't be run by it."""

@@ -292,7 +292,10 @@ class NativeDecoder:
 
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
-        x, positions = self.embedding.rows(token_ids), context.positions
+        known, positions = token_ids, context.positions
+        if context.adapters is not None and context.adapters.vocab_size:
+            known = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
+        x = self.embedding.rows(known)
         if context.adapters is not None:
             for adapter, rows in context.adapters.groups:
                 if adapter.embedding is not None:
@@ -311,8 +314,15 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None = None) -> Tensor:
-        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it."""
-        spec, logits = self.spec, self.lm_head(hidden).float()
+        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it.
+
+        Rows of adapters that bring tokens come without others, and all of one vocabulary.
+        """
+        spec = self.spec
+        if isinstance(adapters, StepAdapters) and adapters.vocab_size:
+            logits = torch.empty(len(hidden), adapters.vocab_size)
+        else:
+            logits = self.lm_head(hidden).float()
         if isinstance(adapters, StepAdapters):
             for adapter, rows in adapters.groups:
                 if adapter.head is not None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.contract.adapters import AdapterRef
+from engine.contract.lora_request import refs_of
 from engine.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.beam_search_params import BeamSearchParams
@@ -44,7 +46,9 @@ class BeamSearchOutput:
 class BeamSearchMethods:
     """What a class with `generate` and a tokenizer gets of beam search."""
 
-    _tokenizer: Tokenizer | None
+    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
+        """The tokenizer of an adapter's texts; None with skip_tokenizer_init."""
+        raise NotImplementedError
 
     def generate(
         self,
@@ -71,15 +75,23 @@ class BeamSearchMethods:
         results = self.generate(
             prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
         )
+        refs = refs_of(lora_request, len(results))
         return [
             BeamSearchOutput(
-                [self._beam(result.prompt_token_ids, output, params) for output in result.outputs]
+                [
+                    self._beam(result.prompt_token_ids, output, params, self._tokenizer_of(ref))
+                    for output in result.outputs
+                ]
             )
-            for result in results
+            for result, ref in zip(results, refs, strict=True)
         ]
 
     def _beam(
-        self, prompt: list[int], output: CompletionOutput, params: BeamSearchParams
+        self,
+        prompt: list[int],
+        output: CompletionOutput,
+        params: BeamSearchParams,
+        tokenizer: Tokenizer | None,
     ) -> BeamSearchSequence:
         token_ids, logprobs = output.token_ids, list(output.logprobs or ())
         total = output.cumulative_logprob or 0.0
@@ -87,7 +99,6 @@ class BeamSearchMethods:
         if output.finish_reason == "stop" and not params.include_stop_str_in_output:
             token_ids, logprobs = token_ids[:-1], logprobs[:-1]
         tokens = prompt + token_ids
-        tokenizer = self._tokenizer
         return BeamSearchSequence(
             tokens=tokens,
             logprobs=logprobs,

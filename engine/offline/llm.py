@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora_request import refs_of
@@ -79,6 +80,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
     @property
     def _tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
         return self.llm_engine.tokenizer
+
+    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
+        return self.llm_engine.tokenizer_of(adapter)
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
@@ -164,9 +168,12 @@ class LLM(PoolingMethods, BeamSearchMethods):
         prompts = prompt_token_ids if prompts is None else prompts
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
-        entries = [tokenise(prompt, self._tokenizer) for prompt in as_list(prompts)]
-        refs = refs_of(lora_request, len(entries))
-        return [entry._replace(adapter=ref) for entry, ref in zip(entries, refs, strict=True)]
+        listed = as_list(prompts)
+        refs, known = refs_of(lora_request, len(listed)), self.llm_engine.tokenizer_of
+        return [
+            tokenise(prompt, known(ref))._replace(adapter=ref)
+            for prompt, ref in zip(listed, refs, strict=True)
+        ]
 
     def chat(
         self,
@@ -185,6 +192,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Generate the next turn of one conversation, or of several. Raises as `generate` does."""
         prompts = self._rendered(
             messages,
+            lora_request,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -217,6 +225,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Queue the next turns as `chat` takes them, and run nothing yet; see `enqueue`."""
         prompts = self._rendered(
             messages,
+            lora_request,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -226,15 +235,19 @@ class LLM(PoolingMethods, BeamSearchMethods):
         )
         return self.enqueue(prompts, sampling_params, use_tqdm, lora_request, priority)
 
-    def _rendered(self, messages: Messages | Sequence[Messages], **options: Any) -> list[Prompt]:
+    def _rendered(
+        self, messages: Messages | Sequence[Messages], lora_request: Any, **options: Any
+    ) -> list[Prompt]:
         several = messages and not isinstance(messages[0], dict)
         conversations: Any = messages if several else [messages]
-        tokenizer = self.get_tokenizer()
-        rendered = [render_chat(tokenizer, each, **options) for each in conversations]
-        return [
-            {"prompt_token_ids": ids, "prompt": tokenizer.decode(ids, skip_special_tokens=False)}
-            for ids in rendered
-        ]
+        base, prompts = self.get_tokenizer(), list[Prompt]()
+        refs = refs_of(lora_request, len(conversations))
+        for each, ref in zip(conversations, refs, strict=True):
+            tokenizer = self.llm_engine.tokenizer_of(ref) or base
+            ids = render_chat(tokenizer, each, **options)
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            prompts.append({"prompt_token_ids": ids, "prompt": text})
+        return prompts
 
     # -- for operators ------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineFault, InvalidRequest
 from engine.contract.lora_request import refs_of
@@ -36,6 +37,7 @@ from engine.offline.prompts import Prompt, TokenPrompt, one_of, tokenise
 from engine.offline.request_figures import RequestFigures
 from engine.offline.threads import TorchThreads
 from engine.offline.tokenizer import OfflineTokenizer
+from engine.text.adapter_tokenizers import AdapterTokenizers
 from engine.text.bad_words import bad_word_ids
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -62,6 +64,7 @@ class LLMEngine:
         if tokenizer is not None and config.chat_template:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
+        self._adapter_tokenizers = AdapterTokenizers()
         self.collectors: dict[str, Collector] = {}
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = Profile()
@@ -101,7 +104,8 @@ class LLMEngine:
                 param="tokenization_kwargs",
             )
         adapter = refs_of(lora_request, 1)[0]
-        entry = tokenise(one_of(prompt, inputs), self._tokenizer)._replace(adapter=adapter)
+        given, tokenizer = one_of(prompt, inputs), self.tokenizer_of(adapter)
+        entry = tokenise(given, tokenizer)._replace(adapter=adapter)
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
@@ -125,9 +129,11 @@ class LLMEngine:
         if params.max_tokens is not None and 0 < room < params.max_tokens:
             least = min(params.min_tokens, room)
             params = msgspec.structs.replace(params, max_tokens=room, min_tokens=least)
+        tokenizer = self.tokenizer_of(entry.adapter)
         if params.bad_words:
-            forbidden = bad_word_ids(self.get_tokenizer(), params.bad_words)
+            forbidden = bad_word_ids(tokenizer or self.get_tokenizer(), params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=forbidden)
+        params = self._ending(params, tokenizer)
         ranked = params
         if params.num_sequences > params.n and params.logprobs is None:
             # Ranking the candidates needs their log probabilities.
@@ -146,10 +152,18 @@ class LLMEngine:
         )
         known = entry.token_ids if entry.embeds is None else []
         collector = Collector(
-            request_id, entry.text, known, params, self._tokenizer, arrival_time, self._figures
+            request_id, entry.text, known, params, tokenizer, arrival_time, self._figures
         )
         self.collectors[request_id] = collector
         return collector
+
+    def _ending(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+        """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""
+        own = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
+        if tokenizer is self._tokenizer or own in (None, *self.core.facts.eos_token_ids):
+            return params
+        stops = [*(params.stop_token_ids or ()), own]
+        return msgspec.structs.replace(params, stop_token_ids=stops)
 
     def _add_pooling(
         self, request_id: str, entry: TokenPrompt, params: PoolingParams, priority: int
@@ -242,6 +256,11 @@ class LLMEngine:
     def tokenizer(self) -> OfflineTokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self._tokenizer
+
+    def tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
+        """The tokenizer of an adapter's prompts and texts: its own where it brings one."""
+        base = self._tokenizer
+        return None if base is None else self._adapter_tokenizers.of(adapter, base)
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""

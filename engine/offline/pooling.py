@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.errors import EngineFault, InvalidRequest
 from engine.contract.io_processor import PooledData, PooledPrompt, io_processor
 from engine.contract.lora_request import refs_of
@@ -45,6 +46,10 @@ class PoolingMethods:
     _threads: TorchThreads
     _tokenizer: Tokenizer | None
     _ids: itertools.count[int]
+
+    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
+        """The tokenizer of an adapter's texts; None with skip_tokenizer_init."""
+        raise NotImplementedError
 
     def embed(
         self,
@@ -178,21 +183,29 @@ class PoolingMethods:
         params = pooling_params or PoolingParams()
         if "embed" in tasks:
             return self._score_embeddings(first, second, pairs, params, use_tqdm, lora_request)
-        entries = [self._pair(first[a], second[b], params) for a, b in pairs]
+        refs = refs_of(lora_request, len(pairs))
+        entries = [
+            self._pair(first[a], second[b], params, ref)
+            for (a, b), ref in zip(pairs, refs, strict=True)
+        ]
         results = self._run_pooling(entries, use_tqdm, lora_request)
         return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
 
     # -- prompts ------------------------------------------------------------------------------
 
-    def _pair(self, first: str, second: str, params: PoolingParams) -> Entry:
+    def _pair(
+        self, first: str, second: str, params: PoolingParams, adapter: AdapterRef | None
+    ) -> Entry:
         limit = params.prompt_limit(self.core.facts.max_model_len)
-        parts = self._text_tokenizer().encode_parts(first, second, limit=limit)
+        parts = self._text_tokenizer(adapter).encode_parts(first, second, limit=limit)
         info = self._pooling_info
         typed = parts.second_segment if info is not None and info.token_types else 0
         params = msgspec.structs.replace(params, task="score", second_segment=typed)
         return parts.token_ids, params, ""
 
-    def _entry(self, prompt: Prompt, params: PoolingParams, task: str) -> Entry:
+    def _entry(
+        self, prompt: Prompt, params: PoolingParams, task: str, adapter: AdapterRef | None
+    ) -> Entry:
         """A prompt's token ids, cut where that is asked for."""
         if params.task not in ("", task):
             raise InvalidRequest(
@@ -201,14 +214,15 @@ class PoolingMethods:
             )
         params = msgspec.structs.replace(params, task=task)
         limit = params.prompt_limit(self.core.facts.max_model_len)
-        found = tokenise(prompt, self._tokenizer)
+        tokenizer = self._tokenizer_of(adapter)
+        found = tokenise(prompt, tokenizer)
         given = isinstance(prompt, dict) and "prompt_token_ids" in prompt
         text = None if given else found.text
-        if text is not None and self._tokenizer is not None:
+        if text is not None and tokenizer is not None:
             info = self._pooling_info
             prefix = info.prompt if info is not None else ""
             return (
-                self._tokenizer.encode_parts(prefix + text, limit=limit).token_ids,
+                tokenizer.encode_parts(prefix + text, limit=limit).token_ids,
                 params,
                 found.cache_salt,
             )
@@ -221,10 +235,11 @@ class PoolingMethods:
         pooling = self.core.facts.pooling
         return None if pooling is None else pooling.info
 
-    def _text_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
+    def _text_tokenizer(self, adapter: AdapterRef | None) -> Tokenizer:
+        tokenizer = self._tokenizer_of(adapter)
+        if tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
-        return self._tokenizer
+        return tokenizer
 
     # -- the batch ----------------------------------------------------------------------------
 
@@ -239,8 +254,10 @@ class PoolingMethods:
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
         params = _params_for(given, len(listed))
+        refs = refs_of(lora_request, len(listed))
         entries = [
-            self._entry(prompt, param, task) for prompt, param in zip(listed, params, strict=True)
+            self._entry(prompt, param, task, ref)
+            for prompt, param, ref in zip(listed, params, refs, strict=True)
         ]
         return self._run_pooling(entries, use_tqdm, lora_request)
 

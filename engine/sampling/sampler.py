@@ -194,6 +194,10 @@ class Sampler:
             self._add_candidates(work, batch, choice)
         return choice
 
+    def sibling(self) -> Sampler:
+        """One for rows of another vocabulary, which the engine's own processors don't see."""
+        return Sampler(self._eos_token_ids, self._ops, self._acceptance)
+
     def is_plain(self, state: SequenceSampling) -> bool:
         """Whether kernels can choose a sequence's next token without Python's help.
 

@@ -20,6 +20,7 @@ class SequenceSampling:
             the next token is drawn for, so a sequence that is resumed or recomputed goes on with
             the same random numbers.
         seed: [0, 2**64); resolved, and another for each output of a request.
+        vocab_size: columns of its logits, where an adapter brings tokens; 0: the model's.
         counts: the sampler's cache for penalties.
     """
 
@@ -27,6 +28,7 @@ class SequenceSampling:
     prompt_token_ids: Sequence[int]
     output_token_ids: list[int]
     seed: int
+    vocab_size: int = 0
     counts: TokenCounts | None = field(default=None, init=False, repr=False)
 
     def after(self, drafts: Sequence[int]) -> list[SequenceSampling]:
@@ -37,6 +39,7 @@ class SequenceSampling:
                 self.prompt_token_ids,
                 [*self.output_token_ids, *drafts[:count]],
                 self.seed,
+                self.vocab_size,
             )
             for count in range(1, len(drafts) + 1)
         ]

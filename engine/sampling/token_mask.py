@@ -31,6 +31,19 @@ class MaskedRows:
     bits: NDArray[np.int32]
     forced: list[int]
 
+    def of(self, rows: Sequence[int]) -> MaskedRows | None:
+        """Those among `rows`, by their places there; None: there are none."""
+        at = {row: place for place, row in enumerate(rows)}
+        kept = [n for n, row in enumerate(self.rows) if row in at]
+        if not kept:
+            return None
+        forced = set(self.forced)
+        return MaskedRows(
+            rows=[at[self.rows[n]] for n in kept],
+            bits=self.bits[kept],
+            forced=[place for place, n in enumerate(kept) if n in forced],
+        )
+
     def apply(self, logits: Tensor, edits: LogitEdits | None = None) -> None:
         """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tokenizers
 
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.backend import encode, load_backend, plain_copy
 from engine.text.parts import Parts, encode_parts, shortened_text
 from engine.text.pieces import ByteRules, byte_rules
@@ -71,6 +71,24 @@ class Tokenizer:
     def with_chat_template(self, source: str) -> Tokenizer:
         """The same with this chat template in the place of all of the folder's."""
         return Tokenizer(self._backend, replace(self.settings, chat_templates={"default": source}))
+
+    def with_tokens(self, tokens: Sequence[tuple[int, tokenizers.AddedToken]]) -> Tokenizer:
+        """The same with tokens added at these ids, which follow its own; those that it has stay.
+
+        Raises `ModelLoadError` for one that can't have its id.
+        """
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        for wanted, token in tokens:
+            if backend.token_to_id(token.content) is None:
+                add = backend.add_special_tokens if token.special else backend.add_tokens
+                add([token])
+            if (given := backend.token_to_id(token.content)) != wanted:
+                raise ModelLoadError(
+                    f"The token {token.content[:80]!r} can't be added at {wanted}: here it is "
+                    f"{given}.",
+                    param="tokenizer",
+                )
+        return Tokenizer(backend, self.settings)
 
     def _template_tokens(self) -> frozenset[str]:
         """Added tokens, not special, that look like markup and occur in a chat template."""

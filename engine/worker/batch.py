@@ -189,12 +189,13 @@ class RunningBatch:
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
         )
+        if sequence.adapter:
+            adapter = self.adapters[row] = self._loaded_adapters[sequence.adapter]
+            self.state(row).vocab_size = adapter.vocab_size
         if vectors:
             self.embeds[row] = [
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
-        if sequence.adapter:
-            self.adapters[row] = self._loaded_adapters[sequence.adapter]
         self.grows[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)

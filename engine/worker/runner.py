@@ -21,9 +21,7 @@ from engine.worker.decode import DecodeSteps
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Finishable, Finished
-
-#: Logits of hidden states [start, end).
-LogitsOf = Callable[[int, int], torch.Tensor]
+from engine.worker.step_logits import StepLogits, VocabularySampler
 
 
 class ModelRunner:
@@ -44,6 +42,7 @@ class ModelRunner:
         self.model = model
         self.batch = batch
         self.sampler = sampler
+        self._tokens = VocabularySampler(sampler)
         #: The model's forward pass; on a GPU with what leads the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
         self._decodes = decodes
@@ -89,9 +88,9 @@ class ModelRunner:
         hidden, kept = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
-            count, logits = len(inputs.states), self._logits_of(inputs, hidden)
-            if count:
-                self._sample(plan, inputs, logits(0, count), result)
+            logits = self._logits_of(inputs, hidden)
+            if inputs.states:
+                self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
         if self._hidden is not None:
             self._hidden.keep(plan, inputs, kept, result)
@@ -113,14 +112,11 @@ class ModelRunner:
         context.logits_rows = wanted
         return hidden if wanted is None else hidden[wanted], kept
 
-    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> LogitsOf:
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """What makes the logits of some of the step's hidden states."""
-        context, model = inputs.context, self.model
+        context = inputs.context
         heads = None if context.adapters is None else context.adapters.heads(context.logits_rows)
-        if heads is None:
-            return lambda start, end: model.logits(hidden[start:end])
-        adapted: Any = model.logits  # of a native decoder: no other takes adapters
-        return lambda start, end: adapted(hidden[start:end], heads.between(start, end))
+        return StepLogits(self.model, hidden, heads)
 
     def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
         """See `Runner`: here a step is over once it was run."""
@@ -130,15 +126,15 @@ class ModelRunner:
         """See `Runner`: no step is under way once one has failed."""
 
     def _sample(
-        self, plan: StepPlan, inputs: StepInputs, logits: torch.Tensor, result: StepResult
+        self, plan: StepPlan, inputs: StepInputs, logits: StepLogits, result: StepResult
     ) -> None:
         """Sample a token for each sequence that has caught up."""
         mask = masked_rows(plan, inputs, self._masks)
-        output = self.sampler.sample(logits, inputs.states, mask, drafts_in_place(inputs))
+        output = self._tokens.sample(logits, inputs.states, mask, drafts_in_place(inputs))
         collect(self.batch, plan, inputs, output, result)
 
     def _score_prompts(
-        self, plan: StepPlan, inputs: StepInputs, logits_of: LogitsOf, result: StepResult
+        self, plan: StepPlan, inputs: StepInputs, logits_of: StepLogits, result: StepResult
     ) -> None:
         """Log probabilities of prompt tokens that were asked for.
 
@@ -151,7 +147,7 @@ class ModelRunner:
             scores: list[TokenLogprobs] = []
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
-                logits = logits_of(done + start, done + end)
+                logits = logits_of.between(done + start, done + end)
                 ops = self.sampler.ops_for(logits)
                 scores += prompt_logprobs(logits, following[start:end], wanted, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores

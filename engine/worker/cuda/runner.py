@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,7 +24,8 @@ from engine.worker.cuda.inputs import Feed
 from engine.worker.cuda.staging import Download, copies, send
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.interface import Finished
-from engine.worker.runner import LogitsOf, ModelRunner
+from engine.worker.runner import ModelRunner
+from engine.worker.step_logits import StepLogits
 from kernels.lora_slots import LoraSlots
 
 
@@ -40,6 +41,23 @@ class DeviceInputs(StepInputs):
 
     source: np.ndarray = None  # type: ignore[assignment]
     lengths: np.ndarray = None  # type: ignore[assignment]
+
+
+class DeviceLogits(StepLogits):
+    """Logits whose adapters' rows go to the device stretch by stretch; all of one vocabulary."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        hidden: torch.Tensor,
+        between: Callable[[int, int], torch.Tensor],
+    ) -> None:
+        super().__init__(model, hidden, None)
+        self._between = between
+
+    def between(self, start: int, end: int) -> torch.Tensor:
+        """See `StepLogits.between`."""
+        return self._between(start, end)
 
 
 class Pending:
@@ -160,7 +178,7 @@ class DeviceRunner(ModelRunner):
         model = cast(NativeDecoder, self.model)  # no other takes adapters
         return model.logits(hidden, heads.there(sent))
 
-    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> LogitsOf:
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """See `ModelRunner._logits_of`: each stretch's rows of adapters go over by themselves."""
         adapters, slots = _heads(inputs.context), self._slots
         if adapters is None or slots is None:
@@ -170,7 +188,7 @@ class DeviceRunner(ModelRunner):
             heads = HeadRows(adapters.between(start, end), slots, end - start)
             return self._logits(hidden[start:end], heads, send(heads.arrays, self._device))
 
-        return logits
+        return DeviceLogits(self.model, hidden, logits)
 
     def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
         feed = None

@@ -32,12 +32,14 @@ def prompts(count: int) -> list[list[int]]:
     return [torch.randint(4, 384, (n,), generator=made).tolist() for n in lengths]
 
 
-def make_adapter(model: Path, folder: Path, seed: int = 0, **options: Any) -> Path:
+def make_adapter(
+    model: Path, folder: Path, seed: int = 0, more_tokens: int = 0, **options: Any
+) -> Path:
     """A random adapter as PEFT saves it; its matrices are large enough to change what is said."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base = _resized(model, more_tokens)
     options = {"r": 8, "lora_alpha": 12, "init_lora_weights": False, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,6 +47,14 @@ def make_adapter(model: Path, folder: Path, seed: int = 0, **options: Any) -> Pa
         _stir(adapted)
         adapted.save_pretrained(folder)
     return folder
+
+
+def _resized(model: Path, more_tokens: int) -> Any:
+    base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if more_tokens:
+        size = base.config.vocab_size + more_tokens
+        base.resize_token_embeddings(size, mean_resizing=False)
+    return base
 
 
 def _stir(adapted: torch.nn.Module) -> None:
@@ -62,8 +72,10 @@ def _stir(adapted: torch.nn.Module) -> None:
 class PeftOracle:
     """The model with any number of adapters: float32, greedy, one prompt at a time."""
 
-    def __init__(self, model: Path, adapters: dict[str, Path]) -> None:
+    def __init__(self, model: Path, adapters: dict[str, Path], more_tokens: int = 0) -> None:
+        """`more_tokens`: so many more than the model's are what the adapters are for."""
         logging.getLogger("peft").setLevel(logging.ERROR)
+        self._more_tokens = more_tokens
         self._model, self._adapters = model, adapters
 
     def greedy(self, prompt: list[int], count: int, adapter: str | None) -> list[int]:
@@ -83,7 +95,7 @@ class PeftOracle:
     def _load(self, adapter: str | None) -> Any:
         from peft import PeftModel
 
-        base: Any = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32)
+        base = _resized(self._model, 0 if adapter is None else self._more_tokens)
         if adapter is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

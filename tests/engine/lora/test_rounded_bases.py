@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_dequantised_base(
     ref = AdapterRef(digest=read.digest, path=str(adapter))
     executor.load_adapter(ref)
     apart = executor._adapters.device[ref.digest]  # type: ignore[attr-defined]
-    merged = NativeDecoder(merged_spec(model.spec), model.ops, torch.float32, 64)
+    merged = NativeDecoder(merged_spec(model.spec, read), model.ops, torch.float32, 64)
     merged.load(FloatWeights(Dequantised(folder, model), model.spec, read), lambda *_: None)
     merged.allocate_kv(4, 16, torch.float32)
     for prompt in _prompts(model.spec.vocab_size):

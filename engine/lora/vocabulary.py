@@ -1,0 +1,188 @@
+"""The tokens that an adapter brings: rows behind those of a model's tables, or tables of another
+size.
+
+PEFT saves the whole table of a model that was resized, or with `trainable_token_indices` the new
+rows alone; vLLM's older layout has the new rows in a file of their own, `new_embeddings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, NEW_TOKENS_FILE
+from engine.contract.checks import shown
+from engine.contract.errors import InvalidRequest
+from engine.lora.checks import check_entry, wrong
+from engine.lora.config import AdapterConfig
+from engine.lora.keys import parse_key
+from engine.lora.modules import Modules
+from engine.lora.tensor_file import TensorFile
+
+_TABLES = {"input_embeddings": "embedding", "output_embeddings": "head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How many tokens an adapter's tables are for.
+
+    Attributes:
+        model: rows of the model's own tables.
+        embedding, head: of the adapter's, each the model's where it leaves it as it is.
+        new: of vLLM's layout: rows to put behind a table, [tokens, hidden], by its name.
+        ties_head: what is behind the embedding is behind the output layer too, which is tied to it.
+    """
+
+    model: int
+    embedding: int
+    head: int
+    new: Mapping[str, Tensor] = field(default_factory=dict)
+    ties_head: bool = False
+
+    @property
+    def own(self) -> int:
+        """Of what the adapter's requests may hold; 0: the model's."""
+        return 0 if self.embedding == self.model else self.embedding
+
+    def rows(self, table: str) -> int:
+        """Of "embedding" or "head"."""
+        return self.embedding if table == "embedding" else self.head
+
+    def tokens(
+        self, table: str, known: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """A table's rows of single tokens, those among them that go behind it."""
+        if (rows := self.new.get(table)) is None:
+            return known
+        ids = torch.arange(self.model, self.model + len(rows))
+        if known is None:
+            return ids, rows
+        kept = rows.dtype if known[1].dtype == rows.dtype else torch.float32
+        return torch.cat((known[0], ids)), torch.cat((known[1].to(kept), rows.to(kept)))
+
+
+def read_vocabulary(folder: Path, file: Any, config: AdapterConfig, modules: Modules) -> Vocabulary:
+    """What the headers of an adapter's files say, and its new rows.
+
+    `file`: its weights, opened by `safe_open`. Raises `InvalidRequest`, which names the tensor or
+    the file, for tables that don't go together, or that this model can't have.
+    """
+    vocab, new = modules.vocab_size, _read_new_tokens(folder, modules)
+    found = {table: vocab + len(rows) for table, rows in new.items()}
+    names = dict.fromkeys(found, NEW_TOKENS_FILE)
+    for name, table, rows in _tables(file, modules):
+        before = vocab if table in new else found.setdefault(table, rows)
+        if rows != before:
+            raise wrong(name, f"is for {rows} tokens, but {names[table]} for {before}")
+        names[table] = name
+    for name, table, ids in _tokens(file, config, modules):
+        most = vocab if table in new else found.get(table, 0)
+        if most and max(ids) >= most:
+            raise wrong(name, f"has a row of token {max(ids)}, but the table is for {most}")
+        if table not in found:
+            found[table], names[table] = _rows_of(ids, vocab), name
+    # A whole table in the embedding's place isn't tied to anything, as PEFT has it.
+    apart = config.replaces(modules.embedding) or "modules_to_save" in names.get("embedding", "")
+    ties = modules.tied and "embedding" in found and "head" not in found and not apart
+    if ties and found["embedding"] != vocab:
+        found["head"], names["head"] = found["embedding"], names["embedding"]
+    embedding, head = (found.get(table, vocab) for table in ("embedding", "head"))
+    own = embedding != vocab or head != vocab
+    told = names.get("head") or names.get("embedding", "")
+    if own and not modules.head:
+        raise wrong(told, f"is for other tokens than the {vocab} of this model")
+    if own and (head > embedding or (head < embedding and "head" in found)):
+        raise wrong(
+            told,
+            f"is for a vocabulary that doesn't fit: the embedding has {embedding} tokens, the "
+            f"output layer {head}",
+        )
+    return Vocabulary(vocab, embedding, head, new, ties and own)
+
+
+def _table_of(module: str, modules: Modules) -> str:
+    """Which table a module is, "": none."""
+    known = modules.find(module)
+    tables = {modules.embedding: "embedding", modules.head: "head"}
+    return tables.get(known, "") if known else ""
+
+
+def _tables(file: Any, modules: Modules) -> Iterator[tuple[str, str, int]]:
+    """The tensors that are in the place of a table: their names, of which one, its rows."""
+    for name in file.keys():  # noqa: SIM118
+        key = parse_key(name)
+        if key is not None and key.kind == "table" and (table := _table_of(key.module, modules)):
+            shape = tuple(file.get_slice(name).get_shape())
+            if len(shape) == 2 and shape[1] == modules.hidden_size:
+                yield name, table, shape[0]
+
+
+def _tokens(
+    file: Any, config: AdapterConfig, modules: Modules
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The same of tensors that are single rows of a table: whose they are."""
+    for name in file.keys():  # noqa: SIM118
+        key = parse_key(name)
+        if key is None or key.kind != "tokens":
+            continue
+        ids, table = config.tokens_of(key.module), _table_of(key.module, modules)
+        if ids and table:
+            yield name, table, ids
+
+
+def _rows_of(ids: tuple[int, ...], vocab: int) -> int:
+    """Of a table to which these tokens' rows are given. Raises `InvalidRequest` for gaps."""
+    beyond = sorted(token for token in ids if token >= vocab)
+    if beyond != list(range(vocab, vocab + len(beyond))):
+        raise InvalidRequest(
+            f"{CONFIG_FILE}: trainable_token_indices has token {beyond[-1]}, but not all of those "
+            f"between it and the model's {vocab} tokens: nothing says what their rows are.",
+            param="trainable_token_indices",
+        )
+    return vocab + len(beyond)
+
+
+def _read_new_tokens(folder: Path, modules: Modules) -> dict[str, Tensor]:
+    """Rows of vLLM's layout, by the name of the table behind which they go."""
+    for other in sorted(folder.glob(f"{NEW_TOKENS}*")):
+        if other.name != NEW_TOKENS_FILE:
+            raise InvalidRequest(
+                f"{shown(other.name)} can't be read: only {NEW_TOKENS_FILE} is.",
+                param=other.name[:200],
+            )
+    path, found = folder / NEW_TOKENS_FILE, {}
+    if not path.is_file():
+        return {}
+    with _opened(path) as file:
+        tensors = TensorFile(path, file)
+        for name in file.keys():  # noqa: SIM118
+            if name not in _TABLES:
+                raise wrong(name, f"isn't one of {', '.join(_TABLES)}", NEW_TOKENS_FILE)
+            check_entry(name, file.get_slice(name))
+            shape = tuple(file.get_slice(name).get_shape())
+            if len(shape) != 2 or shape[1] != modules.hidden_size or not shape[0]:
+                raise wrong(
+                    name,
+                    f"has shape {list(shape)}, but it must be [tokens, {modules.hidden_size}]",
+                    NEW_TOKENS_FILE,
+                )
+            found[_TABLES[name]] = tensors.read(name)
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InvalidRequest(
+            f"{path.name} isn't a sound safetensors file: {shown(str(error))}.", param=path.name
+        ) from error

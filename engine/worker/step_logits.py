@@ -1,0 +1,97 @@
+"""From a step's hidden states to logits and tokens, each row's over its own vocabulary.
+
+An adapter may bring tokens that its model hasn't. Its rows' logits have more columns than others',
+so each vocabulary's rows are a batch of their own here, and nobody's bits depend on who is beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.adapters import StepAdapters
+from engine.models.interface import EngineModel
+from engine.sampling.sampler import Sampler, SamplerOutput
+from engine.sampling.state import SequenceSampling
+from engine.sampling.token_mask import MaskedRows
+
+
+class StepLogits:
+    """Logits of a step's hidden states, some rows at a time."""
+
+    def __init__(self, model: EngineModel, hidden: Tensor, heads: StepAdapters | None) -> None:
+        """`heads`: the adapters that change logits, by rows of `hidden`."""
+        self._model, self._hidden, self._heads = model, hidden, heads
+
+    def between(self, start: int, end: int) -> Tensor:
+        """Of rows [start, end), which are of one vocabulary."""
+        if self._heads is None:
+            return self._model.logits(self._hidden[start:end])
+        return self._adapted(self._hidden[start:end], self._heads.between(start, end))
+
+    def of(self, rows: Sequence[int]) -> Tensor:
+        """Of these rows, which are of one vocabulary."""
+        at = torch.tensor(rows)
+        if self._heads is None:
+            return self._model.logits(self._hidden[at])
+        return self._adapted(self._hidden[at], self._heads.heads(at))
+
+    def _adapted(self, hidden: Tensor, heads: StepAdapters | None) -> Tensor:
+        model: Any = self._model  # one that takes adapters
+        logits: Tensor = model.logits(hidden, heads)
+        return logits
+
+
+class VocabularySampler:
+    """Samples a step's tokens, the rows of each vocabulary by a sampler of their own."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        """`sampler`: of rows with the model's vocabulary."""
+        self._sampler = sampler
+        self._others: dict[int, Sampler] = {}
+
+    def sample(
+        self,
+        logits: StepLogits,
+        states: Sequence[SequenceSampling],
+        mask: MaskedRows | None,
+        drafts: Mapping[int, int],
+    ) -> SamplerOutput:
+        """The next token of each sequence; see `Sampler.sample`."""
+        groups: dict[int, list[int]] = {}
+        for row, state in enumerate(states):
+            groups.setdefault(state.vocab_size, []).append(row)
+        self._others = {size: one for size, one in self._others.items() if size in groups}
+        if len(groups) == 1:
+            (size,) = groups
+            whole = logits.between(0, len(states))
+            return self._of(size).sample(whole, states, mask, drafts)
+        made = SamplerOutput(torch.empty(len(states), dtype=torch.int64), [None] * len(states))
+        for size, rows in groups.items():
+            at = {row: place for place, row in enumerate(rows)}
+            output = self._of(size).sample(
+                logits.of(rows),
+                [states[row] for row in rows],
+                None if mask is None else mask.of(rows),
+                {at[row]: draft for row, draft in drafts.items() if row in at},
+            )
+            _put(made, rows, output)
+        return made
+
+    def _of(self, vocab_size: int) -> Sampler:
+        """The sampler of a vocabulary; it remembers the rows of the step before."""
+        if not vocab_size:
+            return self._sampler
+        return self._others.setdefault(vocab_size, self._sampler.sibling())
+
+
+def _put(whole: SamplerOutput, rows: Sequence[int], output: SamplerOutput) -> None:
+    """What was sampled for some rows."""
+    whole.token_ids[rows] = output.token_ids
+    for row, scores in zip(rows, output.logprobs, strict=True):
+        whole.logprobs[row] = scores
+    whole.errors |= {rows[place]: why for place, why in output.errors.items()}
+    whole.candidates |= {rows[place]: each for place, each in output.candidates.items()}

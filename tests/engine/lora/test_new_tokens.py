@@ -1,0 +1,419 @@
+"""Adapters that bring tokens: rows behind those of the model's tables, as PEFT and vLLM do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
+
+from engine import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from engine.contract.adapters import (
+    ADDED_TOKENS_FILE,
+    CONFIG_FILE,
+    NEW_TOKENS_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+)
+from engine.contract.errors import InvalidRequest
+from engine.contract.outputs import RequestOutput
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.lora.check import check_adapter
+from engine.lora.modules import Modules
+from engine.lora.pack import pack_adapter
+from engine.lora.read import read_adapter
+from engine.models.decoder import NativeDecoder
+
+from .adapters import DEMO_MODEL, pirate, write_adapter
+from .peft_oracle import PeftOracle, checkpoint, make_adapter
+from .test_peft_equality import FEW, generate, serve
+
+VOCAB, NEW = 384, 4
+BOTH = {"modules_to_save": ["embed_tokens", "lm_head"]}
+TOKENS = list(range(VOCAB, VOCAB + NEW))
+#: name -> (tied, tokens more than the model's, PEFT's options).
+LAYOUTS: dict[str, tuple[bool, int, dict[str, Any]]] = {
+    "saved-embedding-layers": (False, NEW, {"target_modules": ["q_proj"]}),
+    "modules-to-save": (False, NEW, {"target_modules": ["q_proj"], **BOTH}),
+    "matrices-of-both": (False, NEW, {"target_modules": ["embed_tokens", "lm_head"]}),
+    "single-rows": (
+        False,
+        NEW,
+        {
+            "target_modules": ["q_proj"],
+            "trainable_token_indices": {"embed_tokens": [7, *TOKENS], "lm_head": [9, *TOKENS]},
+        },
+    ),
+    "fewer-tokens": (False, -NEW, {"target_modules": ["q_proj"], **BOTH}),
+    "dora": (
+        False,
+        NEW,
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"], "use_dora": True},
+    ),
+    "tied": (True, NEW, {"target_modules": ["q_proj"]}),
+    "tied-matrices": (True, NEW, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "tied-single-rows": (
+        True,
+        NEW,
+        {"target_modules": ["q_proj"], "trainable_token_indices": [7, *TOKENS]},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_are_those_of_peft_on_a_resized_model(tmp_path: Path, layout: str) -> None:
+    tied, more, options = LAYOUTS[layout]
+    model = checkpoint("llama", tmp_path / "model", tie_word_embeddings=tied)
+    adapter = make_adapter(model, tmp_path / "adapter", more_tokens=more, **options)
+    request = LoRARequest("a", 1, str(adapter))
+    beyond = TOKENS if more > 0 else [5, 6]
+    wanted = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, beyond[1], 3], "a")]
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=more).greedy_all(wanted[::2], FEW)
+    llm = serve(model)
+    alone = generate(llm, [(wanted[1][0], None)], FEW)
+    asked = [(prompt, None if own is None else request) for prompt, own in wanted]
+    got = generate(llm, asked, FEW)
+    assert got == [expected[0], alone[0], expected[1]]
+    verdict = check_adapter(str(model), adapter, probe=True)
+    assert verdict.error is None
+
+
+def test_an_output_layer_with_a_bias(tmp_path: Path) -> None:
+    model = checkpoint("phi", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", more_tokens=NEW, target_modules=["q_proj"])
+    prompt = [5, TOKENS[0], 17, TOKENS[1]]
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=NEW).greedy(prompt, FEW, "a")
+    request = LoRARequest("a", 1, str(adapter))
+    llm = serve(model)
+    assert generate(llm, [(prompt, request)], FEW) == [expected]
+    tensors = load_file(adapter / WEIGHTS_FILE)
+    (bias,) = (name for name in tensors if name.endswith("lm_head.bias"))
+    del tensors[bias]
+    config = json.loads((adapter / CONFIG_FILE).read_text())
+    without = write_adapter(tmp_path / "without", config, tensors)
+    with pytest.raises(InvalidRequest, match="brings none for its own tokens"):
+        generate(llm, [(prompt, LoRARequest("b", 2, str(without)))], 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Single rows, all of them behind the model's."""
+    options = {
+        "target_modules": ["q_proj"],
+        "trainable_token_indices": {"embed_tokens": TOKENS, "lm_head": TOKENS},
+    }
+    folder = tmp_path_factory.mktemp("adapter")
+    return make_adapter(model, folder, more_tokens=NEW, **options)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return serve(model)
+
+
+def as_vllm_has_it(adapter: Path, folder: Path) -> Path:
+    """The same adapter with its rows in a file of their own."""
+    config = json.loads((adapter / CONFIG_FILE).read_text())
+    config["trainable_token_indices"] = None
+    tensors = load_file(adapter / WEIGHTS_FILE)
+    rows = {name: each for name, each in tensors.items() if name.endswith("tokens_delta")}
+    kept = {name: each for name, each in tensors.items() if "token_adapter" not in name}
+    write_adapter(folder, config, kept)
+    (output,) = (each for name, each in rows.items() if "lm_head" in name)
+    (inputs,) = (each for name, each in rows.items() if "embed_tokens" in name)
+    save_file({"input_embeddings": inputs, "output_embeddings": output}, folder / NEW_TOKENS_FILE)
+    return folder
+
+
+def test_rows_in_a_file_of_their_own(model: Path, adapter: Path, llm: LLM, tmp_path: Path) -> None:
+    folder = as_vllm_has_it(adapter, tmp_path / "adapter")
+    prompt = [5, TOKENS[0], 17, TOKENS[3]]
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=NEW).greedy(prompt, FEW, "a")
+    before = LoRARequest("a", 1, str(folder)).ref()
+    assert generate(llm, [(prompt, LoRARequest("a", 1, str(folder)))], FEW) == [expected]
+    rows = load_file(folder / NEW_TOKENS_FILE)
+    save_file({name: each * 2 for name, each in rows.items()}, folder / NEW_TOKENS_FILE)
+    assert LoRARequest("a", 1, str(folder)).ref().digest != before.digest
+    save_file({"input_embeddings": rows["input_embeddings"]}, folder / NEW_TOKENS_FILE)
+    read_alone = SamplingParams(max_tokens=9, ignore_eos=True, logit_bias={TOKENS[0]: 100})
+    (got,) = llm.generate(
+        [{"prompt_token_ids": prompt}], read_alone, lora_request=LoRARequest("a", 1, str(folder))
+    )
+    assert max(got.outputs[0].token_ids) < VOCAB  # they have no row of the output layer
+    assert check_adapter(str(model), folder, probe=True).error is None
+
+
+def test_matrices_may_leave_out_rows_of_that_file(
+    model: Path, adapter: Path, llm: LLM, tmp_path: Path
+) -> None:
+    options = {"target_modules": ["embed_tokens", "lm_head"], "r": 4}
+    plain = make_adapter(model, tmp_path / "plain", **options)
+    folder = tmp_path / "adapter"
+    shutil.copytree(plain, folder)
+    new = as_vllm_has_it(adapter, tmp_path / "new")
+    shutil.copy(new / NEW_TOKENS_FILE, folder)
+    request = LoRARequest("a", 1, str(folder))
+    bias = SamplingParams(
+        temperature=0, max_tokens=FEW, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, -100)
+    )
+    prompt = {"prompt_token_ids": [5, 9, 17]}
+    (got,) = llm.generate([prompt], bias, use_tqdm=False, lora_request=request)
+    oracle = PeftOracle(model, {"a": plain})
+    assert got.outputs[0].token_ids == oracle.greedy([5, 9, 17], FEW, "a")
+    assert check_adapter(str(model), folder, probe=True).error is None
+
+
+def sampled(llm: LLM, params: SamplingParams, *adapters: LoRARequest | None) -> list[RequestOutput]:
+    prompts = [{"prompt_token_ids": [5, 9, 17 + row]} for row in range(len(adapters))]
+    return llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))
+
+
+def test_new_tokens_are_chosen_scored_and_penalised(adapter: Path, llm: LLM) -> None:
+    request = LoRARequest("a", 1, str(adapter))
+    only = SamplingParams(
+        temperature=0, max_tokens=6, ignore_eos=True, allowed_token_ids=TOKENS, logprobs=5,
+        prompt_logprobs=2,
+    )  # fmt: skip
+    (got,) = sampled(llm, only, request)
+    output = got.outputs[0]
+    assert set(output.token_ids) <= set(TOKENS)
+    assert got.prompt_logprobs is not None
+    assert len(got.prompt_logprobs) == 3
+    whole = SamplingParams(max_tokens=1, logprobs=VOCAB + NEW, ignore_eos=True)
+    wide = serve_all_logprobs(llm, whole, request)
+    assert wide.keys() == set(range(VOCAB + NEW))
+    total = torch.tensor([each.logprob for each in wide.values()]).exp().sum()
+    assert total == pytest.approx(1, abs=1e-4)
+    best = output.token_ids[0]
+    penalised = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, allowed_token_ids=TOKENS,
+        presence_penalty=2, frequency_penalty=2,
+    )  # fmt: skip
+    (other,) = sampled(llm, penalised, request)
+    assert other.outputs[0].token_ids[0] == best
+    assert set(other.outputs[0].token_ids) == set(TOKENS)  # each is passed over once it came
+    bias = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={TOKENS[2]: 100})
+    (biased,) = sampled(llm, bias, request)
+    assert biased.outputs[0].token_ids == [TOKENS[2]] * 3
+    stop = SamplingParams(
+        temperature=0, max_tokens=3, logit_bias={TOKENS[2]: 100}, stop_token_ids=[TOKENS[2]]
+    )
+    (stopped,) = sampled(llm, stop, request)
+    assert stopped.outputs[0].finish_reason == "stop"
+
+
+def serve_all_logprobs(llm: LLM, params: SamplingParams, request: LoRARequest) -> dict[int, Any]:
+    """The log probabilities of one token."""
+    limit, llm.core.config.max_logprobs = llm.core.config.max_logprobs, VOCAB + NEW
+    try:
+        (got,) = sampled(llm, params, request)
+    finally:
+        llm.core.config.max_logprobs = limit
+    assert got.outputs[0].logprobs is not None
+    return got.outputs[0].logprobs[0]
+
+
+def test_neighbours_are_the_same_to_the_bit(
+    model: Path, adapter: Path, llm: LLM, tmp_path: Path
+) -> None:
+    plain = LoRARequest("b", 2, str(make_adapter(model, tmp_path / "b", target_modules=["q_proj"])))
+    own = LoRARequest("a", 1, str(adapter))
+    params = SamplingParams(
+        max_tokens=10, ignore_eos=True, logprobs=4, seed=3, temperature=0.8, top_p=0.9,
+        repetition_penalty=1.2,
+    )  # fmt: skip
+    mixed = sampled(llm, params, None, own, plain, own)
+    llm.reset_prefix_cache()
+    for row, request in enumerate((None, own, plain, own)):
+        prompt = {"prompt_token_ids": [5, 9, 17 + row]}
+        (alone,) = llm.generate([prompt], params, use_tqdm=False, lora_request=request)
+        assert alone.outputs[0].token_ids == mixed[row].outputs[0].token_ids
+        assert alone.outputs[0].logprobs == mixed[row].outputs[0].logprobs
+
+
+def test_beams_and_drafts_go_through_new_tokens(model: Path, adapter: Path, llm: LLM) -> None:
+    request = LoRARequest("a", 1, str(adapter))
+    prompt = [5, TOKENS[1], 17, 5, TOKENS[1]]
+    wanted = [(prompt, request), (prompt, None)]
+    expected = generate(llm, [(prompt, request), ([5, 9], None)], 24)[:1]
+    drafting = serve(model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert generate(drafting, [(prompt, request)], 24) == expected
+    with pytest.raises(InvalidRequest, match="prompt holds token 385"):
+        generate(llm, wanted, 2)
+    (found,) = llm.beam_search(
+        [{"prompt_token_ids": prompt}],
+        BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True),
+        lora_request=request,
+    )
+    assert len(found.sequences) == 2
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_goes_beyond_the_adapters_own_vocabulary_is_refused(
+    model: Path, adapter: Path, llm: LLM, loaded: bool
+) -> None:
+    llm = llm if loaded else serve(model)
+    request = LoRARequest("a", 1, str(adapter))
+    if loaded:
+        generate(llm, [([5], request)], 1)
+    beyond = VOCAB + NEW
+    with pytest.raises(InvalidRequest, match=f"holds token {beyond}.*{beyond} entries") as refused:
+        generate(llm, [([5, beyond], request)], 1)
+    assert refused.value.param == "prompt"
+    for name, params in {
+        "allowed_token_ids": SamplingParams(allowed_token_ids=[beyond]),
+        "logit_bias": SamplingParams(logit_bias={beyond: 1.0}),
+        "structured_outputs": SamplingParams(
+            structured_outputs=StructuredOutputsParams(choice=["a"])
+        ),
+    }.items():
+        with pytest.raises(InvalidRequest) as refused:
+            sampled(llm, params, request)
+        assert refused.value.param == name
+    assert not llm.core.requests
+
+
+def spoiled(adapter: Path, folder: Path, **changes: Any) -> Path:
+    """The adapter with other tensors; None: without."""
+    tensors = load_file(adapter / WEIGHTS_FILE)
+    for name, value in changes.items():
+        (full,) = (each for each in tensors if each.endswith(name.replace("__", ".")))
+        if value is None:
+            del tensors[full]
+        else:
+            tensors[full] = value
+    return write_adapter(folder, json.loads((adapter / CONFIG_FILE).read_text()), tensors)
+
+
+def test_tables_that_do_not_go_together_are_refused(
+    model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    def refusal(folder: Path) -> str:
+        verdict = check_adapter(str(model), folder)
+        assert verdict.error is not None
+        return f"{verdict.error['param']}: {verdict.error['message']}"
+
+    table = torch.zeros(VOCAB + 9, 64)
+    other = spoiled(adapter, tmp_path / "1", lm_head__token_adapter__base_layer__weight=table)
+    assert "doesn't fit: the embedding has 388 tokens, the output layer 393" in refusal(other)
+    few = spoiled(
+        adapter, tmp_path / "2", embed_tokens__token_adapter__base_layer__weight=table[:VOCAB]
+    )
+    assert "has a row of token 387, but the table is for 384" in refusal(few)
+    config = json.loads((adapter / CONFIG_FILE).read_text())
+    config["trainable_token_indices"] = {"embed_tokens": [VOCAB, *TOKENS[2:], VOCAB + 4]}
+    tensors = load_file(adapter / WEIGHTS_FILE)
+    kept = {name: each for name, each in tensors.items() if not name.endswith("base_layer.weight")}
+    kept = {name: each for name, each in kept.items() if "lm_head" not in name}
+    gaps = write_adapter(tmp_path / "3", config, kept)
+    assert "trainable_token_indices: " in refusal(gaps)
+    classic = as_vllm_has_it(adapter, tmp_path / "4")
+    save_file({"input_embeddings": torch.zeros(2, 63)}, classic / NEW_TOKENS_FILE)
+    assert "must be [tokens, 64]" in refusal(classic)
+    save_file({"embeddings": torch.zeros(2, 64)}, classic / NEW_TOKENS_FILE)
+    assert refusal(classic).startswith("embeddings: new_embeddings.safetensors")
+    save_file({"input_embeddings": torch.full((2, 64), torch.nan)}, classic / NEW_TOKENS_FILE)
+    assert "NaN" in refusal(classic)
+
+
+def test_devices_with_slots_refuse_them(
+    model: Path, adapter: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = llm.core.executor.loaded.model  # type: ignore[attr-defined]
+    read = read_adapter(adapter, Modules(decoder.spec))
+    monkeypatch.setattr(NativeDecoder, "lora_slots", object())
+    with pytest.raises(InvalidRequest, match="bring tokens of their own aren't supported on this"):
+        pack_adapter(read, decoder)
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def demo_adapter(folder: Path, rows: int) -> Path:
+    """The demo's pirate with tokens of its own, one of which it always says."""
+    config, tensors = pirate()
+    write_adapter(folder, config, tensors)
+    made = torch.Generator().manual_seed(0)
+    some = torch.randn(rows, json.loads(Path(DEMO_MODEL, "config.json").read_text())["hidden_size"],
+                       generator=made)  # fmt: skip
+    save_file(
+        {"input_embeddings": some, "output_embeddings": some.clone()}, folder / NEW_TOKENS_FILE
+    )
+    return folder
+
+
+@pytest.mark.parametrize("form", [TOKENIZER_FILE, ADDED_TOKENS_FILE])
+def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, form: str) -> None:
+    llm = LLM(DEMO_MODEL)
+    vocab = llm.core.facts.vocab_size
+    folder = demo_adapter(tmp_path / "adapter", 2)
+    plain = LoRARequest("a", 1, str(folder)).ref()
+    if form == TOKENIZER_FILE:
+        own = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
+        size = own.get_vocab_size()
+        own.add_tokens([f"unused{n}" for n in range(size, vocab)])
+        own.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
+        own.save(str(folder / TOKENIZER_FILE))
+        shutil.copy(Path(DEMO_MODEL, "tokenizer_config.json"), folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings.pop("added_tokens_decoder", None)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<end>"}))
+    else:
+        (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab, "<end>": vocab + 1}))
+    request = LoRARequest("a", 1, str(folder))
+    told = request.ref()
+    assert (told.digest, plain.tokenizer) == (plain.digest, "")
+    assert len(told.tokenizer) == 64
+    bias = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={vocab: 100})
+    got, base = llm.generate(
+        ["A <ahoy> ship"] * 2, bias_of(bias, vocab), use_tqdm=False, lora_request=[request, None]
+    )
+    assert vocab in got.prompt_token_ids
+    assert vocab not in base.prompt_token_ids
+    assert got.outputs[0].text == "<ahoy>" * 3
+    (chat,) = llm.chat(
+        [{"role": "user", "content": "Say <ahoy>"}], bias, use_tqdm=False, lora_request=request
+    )
+    assert chat.outputs[0].text == "<ahoy>" * 3
+    assert "Say" in (chat.prompt or "")
+    if form == TOKENIZER_FILE:
+        ends = SamplingParams(temperature=0, max_tokens=3, logit_bias={vocab + 1: 100})
+        (ended,) = llm.generate(["A ship"], ends, use_tqdm=False, lora_request=request)
+        assert ended.outputs[0].finish_reason == "stop"
+        assert ended.outputs[0].text == ""
+
+
+def bias_of(first: SamplingParams, vocab: int) -> list[SamplingParams]:
+    """For the adapter's row, and for the base's, which lacks the token."""
+    return [first, SamplingParams(temperature=0, max_tokens=3)]
+
+
+def test_a_tokenizer_that_changes_or_cannot_be_read_is_told(tmp_path: Path) -> None:
+    llm = LLM(DEMO_MODEL)
+    folder = demo_adapter(tmp_path / "adapter", 2)
+    vocab = llm.core.facts.vocab_size
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab}))
+    before = LoRARequest("a", 1, str(folder)).ref()
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<yo>": vocab}))
+    now = LoRARequest("a", 1, str(folder)).ref()
+    assert now.tokenizer != before.tokenizer
+    with pytest.raises(InvalidRequest, match="its tokenizer isn't there any more"):
+        llm.llm_engine.tokenizer_of(before)
+    for text, told in {
+        json.dumps({"<yo>": vocab + 5}): "can't be added at",
+        json.dumps({"<yo>": "1"}): "must hold ids",
+        "[": "no valid JSON",
+    }.items():
+        (folder / ADDED_TOKENS_FILE).write_text(text)
+        with pytest.raises(InvalidRequest, match=told):
+            llm.generate("Hello", lora_request=LoRARequest("a", 1, str(folder)))
