@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import ModuleDelta
+from engine.models.adapted_linears import StackedExpert
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from kernels import LinearLayer
@@ -92,6 +94,10 @@ class Parts:
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
         """Of the rows of W + scale * B A."""
+        if isinstance(self._layer, StackedExpert):
+            raise InvalidRequest(
+                "DoRA of experts isn't supported on this device.", param="use_dora"
+            )
         found = []
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()

@@ -60,7 +60,11 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
                 keys[name] = parts.check(name, file.get_slice(name))
         pairs = stacks.pairs()
         if pairs and config.dora:
-            raise InvalidRequest("DoRA of experts isn't supported.", param="use_dora")
+            raise InvalidRequest(
+                "DoRA of experts that are one tensor isn't supported: PEFT trains it of experts "
+                "that are modules of their own alone.",
+                param="use_dora",
+            )
         if keys or not (pairs or classifier):
             parts.check_whole(keys)
         adapter, tensors = Adapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
@@ -205,7 +209,7 @@ class _Parts:
         rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
         if place is not None and "." in place.slot:  # of an expert
-            return shapes
+            return shapes | {"magnitude": (rows,)}
         shapes |= dict.fromkeys(_VECTORS, (rows,))
         return shapes | ({"table": (vocab, hidden)} if place is None else {})
 

@@ -12,16 +12,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine import LoRARequest
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import ModuleDelta
 from engine.lora.check import check_adapter
 from engine.lora.modules import Modules
+from engine.lora.parts import Parts
 from engine.lora.read import read_adapter
+from engine.models.adapted_linears import StackedExpert
 from engine.models.architectures import decoder_spec, read_config
+from engine.models.description import experts_of
 
 from .adapters import write_adapter
 from .peft_oracle import checkpoint, make_adapter
-from .test_peft_equality import check
+from .test_peft_equality import check, generate, serve
 
 STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SHARED = [f"shared_expert.{name}_proj" for name in ("gate", "up", "down")]
@@ -178,11 +183,10 @@ def _magnitude(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     tensors[f"{at}.lora_magnitude_vector.weight"] = torch.ones(len(tensors[name]))
 
 
-def _magnitude_of_one(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _bias_of_one(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     own = one_by_one(tensors)
     name = next(name for name in own if "w2.lora_B" in name)
-    at = name.removesuffix(".lora_B.weight")
-    own[f"{at}.lora_magnitude_vector.weight"] = torch.ones(len(own[name]))
+    own[name.replace(".weight", ".bias")] = torch.ones(len(own[name]))
     tensors.clear()
     tensors |= own
 
@@ -202,7 +206,7 @@ def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         (_nan, "holds NaN"),
         (_bias_of_b, "isn't supported for a module of this kind"),
         (_magnitude, "isn't supported for a module of this kind"),
-        (_magnitude_of_one, "isn't supported for a module of this kind"),
+        (_bias_of_one, "isn't supported for a module of this kind"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -217,11 +221,97 @@ def test_what_does_not_fit_is_refused_by_name(
     assert "experts" in (refused.value.param or "")
 
 
-def test_dora_of_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) -> None:
+class Experts(torch.nn.Module):
+    """The experts of a Mixtral as modules of their own, which PEFT adapts with DoRA."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, both in weights.items():
+            if "gate_up_proj" not in name:
+                continue
+            down = weights[name.replace("gate_up_proj", "down_proj")]
+            at = name.removesuffix(".gate_up_proj").replace(".mlp.", ".block_sparse_moe.")
+            for expert in range(len(both)):
+                gate, up = both[expert].chunk(2)
+                for word, weight in {"w1": gate, "w3": up, "w2": down[expert]}.items():
+                    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+                    linear.weight.data = weight.clone()
+                    self._put(f"{at}.{expert}.{word}", linear)
+
+    def _put(self, name: str, linear: torch.nn.Module) -> None:
+        module: torch.nn.Module = self
+        *path, last = name.split(".")
+        for word in path:
+            if not hasattr(module, word):
+                module.add_module(word, torch.nn.Module())
+            module = getattr(module, word)
+        module.add_module(last, linear)
+
+    def stacked(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights by the names of `transformers` again."""
+        made = dict(weights)
+        own = dict(self.named_parameters())
+        for name in weights:
+            for words in (("w1", "w3"), ("w2",)):
+                last = "gate_up_proj" if len(words) == 2 else "down_proj"
+                if not name.endswith(f"experts.{last}"):
+                    continue
+                at = name.removesuffix(f".{last}").replace(".mlp.", ".block_sparse_moe.")
+                made[name] = torch.stack(
+                    [
+                        torch.cat([own[f"{at}.{expert}.{word}.weight"] for word in words])
+                        for expert in range(len(weights[name]))
+                    ]
+                )
+        return made
+
+
+def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = checkpoint("mixtral", tmp_path / "model")
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    weights = {name: each.detach() for name, each in whole.named_parameters()}
+    torch.manual_seed(2)
+    config = LoraConfig(
+        r=4, target_modules=["w1", "w2", "w3"], use_dora=True, init_lora_weights=False
+    )
+    adapted = get_peft_model(Experts(weights), config)  # type: ignore[arg-type]
+    for name, parameter in adapted.named_parameters():
+        if "magnitude" in name:
+            parameter.data *= 1 + 0.3 * torch.randn_like(parameter)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.merge_and_unload()
+    whole.load_state_dict(merged.stacked(weights), strict=False)
+    prompt = [5, 9, 17, 33, 65]
+    tokens = list(prompt)
+    for _ in range(12):
+        with torch.no_grad():
+            tokens.append(int(whole(torch.tensor([tokens])).logits[0, -1].argmax()))
+    wanted = [(prompt, LoRARequest("a", 1, str(tmp_path / "adapter"))), (prompt, None)]
+    got, base = generate(serve(model), wanted, 12)
+    assert got == tokens[len(prompt) :] != base
+    assert check_adapter(str(model), tmp_path / "adapter", probe=True).error is None
+    monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
+    assert generate(serve(model), wanted, 12) == [got, base]
+
+
+def test_experts_that_run_all_at_once_refuse_dora(tmp_path: Path) -> None:
+    model = serve(checkpoint("mixtral", tmp_path / "model")).core.executor.loaded.model  # type: ignore[attr-defined]
+    linear = dict(experts_of(model.description.layers[0].mlp))["down.0"]
+    parts = Parts(model, StackedExpert(linear), has_bias=False)
+    rows, columns = linear.parts[0].rows, linear.columns
+    delta = ModuleDelta(a=torch.ones(2, columns), b=torch.ones(rows, 2), magnitude=torch.ones(rows))
+    with pytest.raises(InvalidRequest, match="DoRA of experts isn't supported on this device"):
+        parts.add(0, rows, delta, None)
+
+
+def test_dora_of_stacked_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) -> None:
     modules, folder = made
     config, tensors = files(folder)
     spoilt = write_adapter(tmp_path / "adapter", {**config, "use_dora": True}, tensors)
-    with pytest.raises(InvalidRequest, match=r"DoRA of experts isn't supported\.") as refused:
+    with pytest.raises(InvalidRequest, match="DoRA of experts that are one tensor") as refused:
         read_adapter(spoilt, modules)
     assert refused.value.param == "use_dora"
 
