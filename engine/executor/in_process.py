@@ -282,12 +282,14 @@ class InProcessExecutor:
             return "Adapters are turned off here (enable_lora)."
         if not self.device.runs_adapters:
             return f"Adapters aren't supported on the device {self.device.name}."
-        if not isinstance(self.loaded.model, NativeDecoder | NativeEncoder):
-            return (
-                "Adapters are for models that run on Quire's own decoders and encoders; this "
-                f"{self.loaded.spec.architecture} doesn't."
-            )
-        return self._adapter_obstacle
+        if isinstance(self.loaded.model, NativeDecoder | NativeEncoder):
+            return self._adapter_obstacle
+        other = (
+            "Adapters are for models that run on Quire's own decoders and encoders or on the "
+            f"Transformers bridge; this {self.loaded.spec.architecture} doesn't."
+        )
+        refusal: str = getattr(self.loaded.model, "adapter_refusal", other)
+        return refusal
 
     @property
     def adapter_bytes(self) -> int:

@@ -18,13 +18,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kernels
 from engine.contract.config import EngineConfig
-from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError, QuireError
 from engine.lora.adapter import Adapter
+from engine.lora.bridged import modules_of
+from engine.lora.bridged_probe import probe_bridged
 from engine.lora.modules import Modules
 from engine.lora.probe import Probe, probe_adapter
 from engine.lora.read import read_adapter
-from engine.model_loader.loader import resolve_folder
+from engine.model_loader.loader import load_model, resolve_folder
 from engine.models.architectures import decoder_spec, is_known, read_config
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
@@ -70,14 +73,20 @@ def check_adapter(
     the verdict before that.
     """
     try:
-        config = EngineConfig(model=model, skip_tokenizer_init=True)
+        config = EngineConfig(model=model, skip_tokenizer_init=True, dtype="float32")
         source = resolve_folder(config)
-        spec, heads = _spec(config, source)
-        adapter = read_adapter(folder, Modules(spec, heads), max_rank)
+        described = _spec(config, source)
+        bridged = _bridged(config) if described is None else None
+        modules = Modules(*described) if described is not None else modules_of(bridged)
+        adapter = read_adapter(folder, modules, max_rank)
         result = None
         if probe:
             tell(_verdict(adapter, None))
-            result = probe_adapter(adapter, source, spec, config)
+            result = (
+                probe_adapter(adapter, source, described[0], config)
+                if described is not None
+                else probe_bridged(adapter, bridged, modules)
+            )
     except QuireError as error:
         return Verdict(error={"message": error.message, "param": error.param})
     return _verdict(adapter, result)
@@ -100,23 +109,40 @@ def _verdict(adapter: Adapter, probe: Probe | None) -> Verdict:
 
 def _spec(
     config: EngineConfig, folder: Path
-) -> tuple[DecoderSpec | EncoderSpec, dict[str, tuple[int, ...]]]:
-    """The model's description, and the tensors of its classifier's head if it has one.
+) -> tuple[DecoderSpec | EncoderSpec, dict[str, tuple[int, ...]]] | None:
+    """The model's description, and the tensors of its classifier's head if it has one; None for one
+    of the Transformers bridge.
 
-    Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
+    Raises `ModelLoadError` for what can't be read.
     """
     raw = read_config(folder)
     pooling = pooling_settings(config, folder, raw)
     if pooling is not None:
         spec = pooled_spec(pooling, raw)
         return spec, head_shapes(pooling, spec, folder, config)
-    if is_known(raw):
+    if not is_known(raw):
+        return None
+    try:
         return decoder_spec(raw), {}
-    names = ", ".join(raw.get("architectures") or ["this model"])
-    raise InvalidRequest(
-        f"Adapters are for models that run on Quire's own decoders and encoders; {names} doesn't.",
-        param="model",
-    )
+    except BadModelConfig:
+        raise
+    except ModelLoadError:  # a setting that only `transformers` does
+        return None
+
+
+def _bridged(config: EngineConfig) -> Any:
+    """A model of the Transformers bridge, which has to be loaded to know what is in it.
+
+    Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
+    """
+    model = load_model(config, kernels.get("cpu"), lambda done, total: None).model
+    if getattr(model, "adapted", None) is None:
+        raise InvalidRequest(
+            "Adapters are for models that run on Quire's own decoders and encoders or on the "
+            f"Transformers bridge; {type(model).__name__} doesn't.",
+            param="model",
+        )
+    return model
 
 
 def _print(verdict: Verdict) -> None:

@@ -58,7 +58,7 @@ class FloatWeights:
         if delta is None:
             return weight
         flipped = self._spec.transposed
-        merged = _merge((weight.T if flipped else weight).float(), delta)
+        merged = merged_weight((weight.T if flipped else weight).float(), delta)
         return merged.T.contiguous() if flipped else merged
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
@@ -67,7 +67,7 @@ class FloatWeights:
             return DenseMatrix(self._merged_table(which, shape))
         weight = self._inner.matrix(name, shape).floats(slice(None)).float()
         delta = self._delta(name.removesuffix(".weight"))
-        return DenseMatrix(weight if delta is None else _merge(weight, delta))
+        return DenseMatrix(weight if delta is None else merged_weight(weight, delta))
 
     def release(self) -> None:
         """See `Weights.release`."""
@@ -93,7 +93,7 @@ class FloatWeights:
             for word, rows in stack.rows(projection):
                 delta = self._adapter.modules.get(f"{stack.at}{expert}.{word}")
                 if delta is not None:
-                    merged[expert, rows] = _merge(merged[expert, rows], delta)
+                    merged[expert, rows] = merged_weight(merged[expert, rows], delta)
         return merged.mT.contiguous() if flipped else merged
 
     def _table(self, name: str) -> str:
@@ -109,19 +109,18 @@ class FloatWeights:
         kept = self._spec.vocab_size, shape[1]
         table = self._inner.matrix(name, kept).floats(slice(None)).float()
         if which == "embedding":
-            return _merged_embedding(table, self._adapter)
-        table, delta = _own_rows(table, self._adapter, which), self._adapter.head
-        merged = table if delta is None else _merge(table, delta)
+            return merged_embedding(table, self._adapter)
+        merged = merged_head(table, self._adapter)
         return torch.nn.functional.pad(merged, (0, 0, 0, shape[0] - len(merged)))
 
     def _bias(self, name: str, shape: tuple[int, ...], delta: ModuleDelta | None) -> Tensor:
         own = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
         if delta is None:
             return own
-        return _added(own, delta)
+        return added_bias(own, delta)
 
 
-def _merge(weight: Tensor, delta: ModuleDelta) -> Tensor:
+def merged_weight(weight: Tensor, delta: ModuleDelta) -> Tensor:
     """W + scale * B A, and with DoRA rows of the lengths that it says."""
     if delta.a is None or delta.b is None:
         return weight
@@ -141,7 +140,14 @@ def _own_rows(table: Tensor, adapter: Adapter, which: str) -> Tensor:
     return torch.nn.functional.pad(table, (0, 0, 0, missing)).index_copy(0, ids, rows.float())
 
 
-def _merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
+def merged_head(table: Tensor, adapter: Adapter) -> Tensor:
+    """An output layer's weight, float32 [tokens, hidden], with an adapter merged into it."""
+    table, delta = _own_rows(table, adapter, "head"), adapter.head
+    return table if delta is None else merged_weight(table, delta)
+
+
+def merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
+    """The same of an embedding."""
     table, delta = _own_rows(table, adapter, "embedding"), adapter.embedding
     if delta is None or delta.a is None or delta.b is None:
         return table
@@ -161,14 +167,14 @@ def merged_dense(
     found = {}
     for name, delta in changes.items():
         weight = tensors[f"{name}.weight"].float()
-        found[f"{name}.weight"] = _merge(weight, delta)
+        found[f"{name}.weight"] = merged_weight(weight, delta)
         own = tensors.get(f"{name}.bias")
         if own is not None or delta.bias is not None or delta.b_bias is not None:
-            found[f"{name}.bias"] = _added(own if own is not None else weight[:, 0] * 0, delta)
+            found[f"{name}.bias"] = added_bias(own if own is not None else weight[:, 0] * 0, delta)
     return found
 
 
-def _added(own: Tensor, delta: ModuleDelta) -> Tensor:
+def added_bias(own: Tensor, delta: ModuleDelta) -> Tensor:
     """A bias, or the adapter's own, and what that adds to it."""
     bias = own.float() if delta.bias is None else delta.bias.float()
     if delta.b_bias is None:
@@ -194,11 +200,11 @@ class EncoderWeights:
         module, _, part = name.rpartition(".")
         known = self._modules.find(module) or ""
         if known == self._modules.embedding:
-            return _merged_embedding(tensor, self._adapter)
+            return merged_embedding(tensor, self._adapter)
         delta = self._adapter.modules.get(known)
         if delta is None:
             return tensor
-        return _merge(tensor, delta) if part == "weight" else _added(tensor, delta)
+        return merged_weight(tensor, delta) if part == "weight" else added_bias(tensor, delta)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `Weights.matrix`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.models.describe import describe
 from engine.models.description import (
@@ -85,7 +86,10 @@ class Modules:
         embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
         heads: of queries and of keys; 0 of an encoder.
         classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
+        takes_gguf: llama.cpp's names can be told.
     """
+
+    takes_gguf: ClassVar[bool] = True
 
     def __init__(
         self,

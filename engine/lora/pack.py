@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.bridged import modules_of
 from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
 from engine.lora.parts import AdaptableModel, Parts, column_gain, nothing
@@ -16,14 +18,17 @@ from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.encoders.spec import EncoderSpec
 from engine.models.extended_head import ExtendedHead
 from engine.models.layer_loader import repeated_rows, ungrouped_rows
 from engine.models.norms import Step
+from engine.models.spec import DecoderSpec
 from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
 from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora
 from kernels.lora_slots import HEAD
+
+if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+    from engine.models.bridge.model import BridgeModel
 
 
 def pack_adapter(
@@ -40,13 +45,15 @@ def pack_adapter(
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
-    if adapter.vocab_size and model.lora_slots is not None:
+    native = isinstance(model, NativeDecoder)
+    if adapter.vocab_size and (model.lora_slots is not None or not native):
+        where = "on this device" if native else "for this model"
         raise InvalidRequest(
-            "Adapters that bring tokens of their own aren't supported on this device.",
+            f"Adapters that bring tokens of their own aren't supported {where}.",
             param="modules_to_save",
         )
-    packer = Packer(adapter, model, dtype, modules or Modules(model.spec))
-    layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
+    packer = Packer(adapter, model, dtype, modules or modules_of(model))
+    layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
         digest=adapter.digest,
@@ -60,6 +67,13 @@ def pack_adapter(
     )
 
 
+def _has_head_bias(model: NativeDecoder | BridgeModel) -> bool:
+    """Whether the output layer has one."""
+    if isinstance(model, NativeDecoder):
+        return model.spec.lm_head_bias
+    return model.adapted.output in model.adapted.biased
+
+
 class Packer:
     """Packs the parts of one adapter."""
 
@@ -71,7 +85,7 @@ class Packer:
         modules: Modules,
     ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
-        self._modules = modules
+        self.modules = modules
         self.num_bytes = 0
         #: What slots have of the embedding and the output layer.
         self.ends: dict[str, PackedLora] = {}
@@ -84,7 +98,7 @@ class Packer:
     def parts(self, index: int) -> Iterator[tuple[str, Parts]]:
         """The same before it is packed."""
         layers = self._model.linears(index)
-        for slot, linear in self._modules.layers[index].items():
+        for slot, linear in self.modules.layers[index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
             if any(deltas):
                 if slot not in layers:
@@ -111,7 +125,7 @@ class Packer:
     def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
         spec = self._model.spec
-        if isinstance(spec, EncoderSpec):
+        if not isinstance(spec, DecoderSpec):
             return [None] * len(linear.parts)
         if linear.order == "grouped":
             return [ungrouped_rows(spec)]
@@ -179,7 +193,7 @@ class Packer:
         model = self._model
         if isinstance(model, NativeEncoder):
             raise InvalidRequest("An encoder has no output layer.", param="target_modules")
-        if model.spec.normalized_head:
+        if isinstance(model, NativeDecoder) and model.spec.normalized_head:
             raise InvalidRequest(
                 "Adapters of an output layer with normalised rows aren't supported.",
                 param=model.spec.names.lm_head,
@@ -189,15 +203,15 @@ class Packer:
             layer = self._table(model, table, None)
         added = None
         tokens, some = None, self._adapter.tokens.get("head")
-        if own and model.spec.lm_head_bias and (delta is None or delta.bias is None):
+        if own and _has_head_bias(model) and (delta is None or delta.bias is None):
             raise InvalidRequest(
                 "The output layer has a bias, and the adapter brings none for its own tokens.",
                 param="lm_head",
             )
-        if own:
+        if own and isinstance(model, NativeDecoder):
             layer, some = self._extended(model, layer, some, own)
         if delta is not None and any(True for _ in delta.tensors()):
-            parts = Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
+            parts = Parts(model, layer or model.lm_head, _has_head_bias(model))
             rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
             parts.add(0, rows, delta, None)
             added = self._pack(parts)
@@ -230,10 +244,12 @@ class Packer:
         self.num_bytes += more.nbytes
         return ExtendedHead(first, more, own), (ids[~behind], rows[~behind])
 
-    def _table(self, model: NativeDecoder, rows: Tensor, ids: Tensor | None) -> LinearLayer:
+    def _table(
+        self, model: NativeDecoder | BridgeModel, rows: Tensor, ids: Tensor | None
+    ) -> LinearLayer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
-        if model.spec.lm_head_bias:
+        if _has_head_bias(model):
             bias = model.lm_head(nothing(model, model.lm_head))[0]
             if ids is not None:
                 bias = bias[ids]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,14 @@ from engine.models.encoders.encoder import NativeEncoder
 from kernels import LinearLayer
 from kernels.lora import LoraPart, LoraWeights
 
+if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+    from engine.models.bridge.model import BridgeModel
+
 #: Rows of a weight that are looked at together.
 _ROWS = 1024
 
 #: Models whose layers may have adapters.
-AdaptableModel = NativeDecoder | NativeEncoder
+AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | BridgeModel"
 
 
 class Parts:

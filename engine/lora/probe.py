@@ -21,7 +21,7 @@ from engine.models.encoders.spec import EncoderSpec
 from engine.models.source import open_weights
 from engine.models.spec import DecoderSpec
 
-_PROMPTS, _LENGTH, _BLOCK = 4, 24, 16
+_PROMPTS, LENGTH, BLOCK = 4, 24, 16
 #: Of the largest logit: what sums in another order may differ by, many times over.
 _TOLERANCE = 1e-3
 
@@ -57,6 +57,11 @@ def probe_adapter(
     else:
         apart = _logits(folder, spec, config, None, adapter)
         merged = _logits(folder, spec, config, adapter, None)
+    return compared(apart, merged)
+
+
+def compared(apart: list[Tensor], merged: list[Tensor]) -> Probe:
+    """What came of logits with the adapter apart and merged."""
     largest = max(float(logits.abs().max()) for logits in merged)
     difference = max(
         # Tokens without a row of the output layer have no logits.
@@ -78,12 +83,12 @@ def _logits(
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
     own = spec if merged is None else merged_spec(spec, merged)
-    model = NativeDecoder(own, ops, torch.float32, _LENGTH)
+    model = NativeDecoder(own, ops, torch.float32, LENGTH)
     model.load(weights, lambda done, total: None)
-    model.allocate_kv(-(-_LENGTH // _BLOCK), _BLOCK, torch.float32)
+    model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
     packed = None if apart is None else pack_adapter(apart, model)
     vocab = 0 if apart is None else apart.vocab_size
-    return [_run(model, prompt, packed) for prompt in _prompts(vocab or own.vocab_size)]
+    return [_run(model, prompt, packed) for prompt in prompts(vocab or own.vocab_size)]
 
 
 def _states(
@@ -95,38 +100,40 @@ def _states(
 ) -> list[Tensor]:
     """Float32 [tokens, hidden] of each prompt, with the adapter merged, or apart."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
-    model = NativeEncoder(spec, ops, torch.float32, _LENGTH)
+    model = NativeEncoder(spec, ops, torch.float32, LENGTH)
     weights = EncoderWeights(open_weights(folder, config, ops.device), spec, merged)
     model.load(weights, lambda done, total: None)
     packed = None if apart is None else pack_adapter(apart, model)
-    return [_encode(model, prompt, packed) for prompt in _prompts(spec.vocab_size)]
+    return [_encode(model, prompt, packed) for prompt in prompts(spec.vocab_size)]
 
 
 def _encode(model: NativeEncoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
-    return model.forward(prompt, _context(len(prompt), adapter))
+    return model.forward(prompt, step_of(len(prompt), adapter))
 
 
-def _prompts(vocab: int) -> list[Tensor]:
+def prompts(vocab: int) -> list[Tensor]:
+    """Random ones, always the same."""
     made = torch.Generator().manual_seed(1)
-    return [torch.randint(vocab, (_LENGTH,), generator=made) for _ in range(_PROMPTS)]
+    return [torch.randint(vocab, (LENGTH,), generator=made) for _ in range(_PROMPTS)]
 
 
 @torch.inference_mode()
 def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
-    context = _context(len(prompt), adapter)
+    context = step_of(len(prompt), adapter)
     hidden, adapters = model.forward(prompt, context), context.adapters
     return model.logits(hidden, None if adapters is None else adapters.heads(None))
 
 
-def _context(count: int, adapter: AdapterWeights | None) -> AttentionContext:
+def step_of(count: int, adapter: AdapterWeights | None) -> AttentionContext:
     """A step of one prompt, all of whose tokens go through the adapter."""
     every = torch.arange(count)
     adapters = None if adapter is None else StepAdapters([(adapter, every)])
     return AttentionContext(
         positions=every,
         slot_mapping=every,
-        block_tables=torch.arange(-(-count // _BLOCK)).int().unsqueeze(0),
+        block_tables=torch.arange(-(-count // BLOCK)).int().unsqueeze(0),
         seq_lens=torch.tensor([count]).int(),
         query_start_loc=torch.tensor([0, count]).int(),
+        sequence_rows=torch.tensor([0]),
         adapters=adapters,
     )

@@ -39,6 +39,12 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
     fit the model, isn't a number, or changes while it's read.
     """
     if folder.is_file():
+        if not modules.takes_gguf:
+            raise InvalidRequest(
+                "GGUF adapters are for models that run on Quire's own decoders; PEFT's are "
+                "understood here.",
+                param="path",
+            )
         adapter = read_gguf_adapter(folder, adapter_digest(folder), modules, max_rank)
         if adapter_digest(folder) != adapter.digest:
             raise InvalidRequest("The adapter's file changed while it was read.", param="path")
@@ -184,6 +190,12 @@ class _Parts:
 
     def _num_tokens(self, table: str) -> int:
         """Whose rows of a table the adapter has."""
+        if self._modules.tied and not self._modules.head:
+            raise InvalidRequest(
+                f"{CONFIG_FILE}: trainable_token_indices aren't supported for this model, whose "
+                "output layer is tied to its embedding.",
+                param="trainable_token_indices",
+            )
         if not (ids := self._config.tokens_of(table)):
             param = "trainable_token_indices"
             raise InvalidRequest(

@@ -18,6 +18,7 @@ import torch
 from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter
+from engine.lora.bridged import modules_of
 from engine.lora.modules import Modules
 from engine.lora.pack import pack_adapter
 from engine.lora.parts import AdaptableModel
@@ -133,7 +134,7 @@ class AdapterStore:
         """The model's, listed once: a mixture of experts has tens of thousands."""
         known = self._modules
         if known is None or known[0] is not model.spec or known[1] is not heads:
-            modules = Modules(model.spec, None if heads is None else heads.shapes)
+            modules = modules_of(model, heads)
             self._templates.clear()
             known = self._modules = model.spec, heads, modules
         return known[2]

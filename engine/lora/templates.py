@@ -24,6 +24,7 @@ from engine.lora.pack import Packer
 from engine.lora.parts import AdaptableModel, Parts
 from engine.lora.tensor_file import all_finite
 from engine.models.adapters import AdapterWeights
+from engine.models.spec import DecoderSpec
 from kernels.lora import LoraTemplate, PackedLora, PlannedLora, PlannedPart
 
 #: Layouts that are remembered, and bytes of a header or configuration of one.
@@ -139,7 +140,8 @@ class Templates:
 
         `kept`: what weights are kept in, None: as they are.
         """
-        if model.lora_slots is not None or not _of_matrices_alone(adapter):
+        others = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
+        if others or not _of_matrices_alone(adapter):
             return
         dtypes, files = {tensor.dtype for tensor in adapter.tensors()}, _read(Path(path))
         if files is None or len(dtypes) != 1 or kept not in (None, *dtypes):

@@ -166,6 +166,12 @@ class StepAdapters:
                         for adapter, own in changing]  # fmt: skip
         return StepAdapters(changing) if changing else None
 
+    def among(self, rows: Tensor) -> StepAdapters:
+        """Those of some rows, by their places among these."""
+        return StepAdapters(
+            [(one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups]
+        )
+
     def moved(self, places: Tensor) -> StepAdapters:
         """With row i at places[i], int64."""
         return StepAdapters([(one, places[own].sort().values) for one, own in self.groups])

@@ -81,6 +81,7 @@ def bridge(
     bridged.spec = _completed(bridged, num_parameters, state_size)
     use_attention(model, PAGED)
     prove(bridged)
+    bridged.adapted.settle()
     return bridged
 
 

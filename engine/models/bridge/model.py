@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.kv_cache.layout import KVLayout, uniform
+from engine.models.adapters import StepAdapters
+from engine.models.bridge.adapted import AdaptedModules
 from engine.models.bridge.batches import take, token_rows
 from engine.models.bridge.interface import running
 from engine.models.bridge.linear import move
@@ -25,7 +27,8 @@ from engine.models.bridge.spec import BridgeSpec
 from engine.models.bridge.states import StateCache, gather, scatter
 from engine.models.context import AttentionContext
 from engine.models.experts import Weights
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
+from kernels.lora import LayerLoras
 
 
 class BridgeModel:
@@ -41,7 +44,10 @@ class BridgeModel:
         layers: its attention calls, in order.
         stateful: sequences carry a state that no block of the cache holds.
         continues: a state can be carried over several tokens in one pass; else one by one.
+        adapted: the modules that adapters may change. adapter_refusal: why none may; "": they may.
     """
+
+    adapter_refusal = ""
 
     def __init__(
         self, model: nn.Module, spec: BridgeSpec, ops: KernelSet, decode_bytes: int
@@ -53,12 +59,15 @@ class BridgeModel:
         self.continues = True
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._states: dict[int, StateCache] = {}
+        words = getattr(model, "get_input_embeddings", None)
+        self.adapted = AdaptedModules(model, ops, None if words is None else words())
 
     def to_device(self, ops: KernelSet) -> None:
         """Run on other kernels from now on; see `linear.move`."""
         move(self.model, ops)
         # A copy of its own: the runner puts its attention into it.
         self.ops = copy.copy(ops)
+        self.adapter_refusal = "Adapters of models of the Transformers bridge run on CPUs alone."
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """`transformers` has read the weights."""
@@ -106,8 +115,8 @@ class BridgeModel:
         rows = context.logits_rows
         return self._pass(token_ids[None], context, rows)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` itself, see `forward`."""
+    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """`hidden` itself, see `forward`; what adapters do to it is done."""
         return hidden
 
     def _pass(
@@ -128,13 +137,49 @@ class BridgeModel:
             arguments["position_ids"] = context.positions.view(token_ids.shape)
         if rows is not None and "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"] = rows
-        run = PagedRun(self.layers, context, self.ops)
-        with running(run):
-            logits: Tensor = self.model(**arguments).logits
+        run, step = PagedRun(self.layers, context, self.ops), self.adapted.step
+        sequences, tokens = token_ids.shape
+        step.begin((sequences, tokens), context.adapters, arguments.get("logits_to_keep"))
+        try:
+            with running(run):
+                logits: Tensor = self.model(**arguments).logits
+        finally:
+            step.end()
         run.finish()
         if rows is not None and "logits_to_keep" not in self._arguments:
             logits = logits[:, rows]
         return logits.float()
+
+    # -- adapters -----------------------------------------------------------------------------
+
+    @property
+    def lora_slots(self) -> None:
+        """Adapters have no slots here."""
+        return None
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of what linear layers are given, which is float32 on a CPU."""
+        return torch.float32
+
+    def linears(self, layer: int) -> dict[str, LinearLayer]:
+        """All linear layers that adapters may change, by their slots; they are in layer 0."""
+        return self.adapted.linears
+
+    @property
+    def embedding(self) -> Tensor:
+        """The words' table."""
+        if self.adapted.embedding is None:
+            raise RuntimeError("this model's embedding can't be adapted")
+        return self.adapted.embedding[1].weight
+
+    @property
+    def lm_head(self) -> LinearLayer:
+        """The output layer."""
+        return self.adapted.linears[self.adapted.output]
+
+    def lora_table(self, layers: LayerLoras) -> None:
+        """There is no call for all layers."""
 
     # -- models with a state ------------------------------------------------------------------
 

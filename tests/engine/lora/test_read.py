@@ -262,16 +262,13 @@ def test_patterns_and_rank_stabilisation_say_the_scale() -> None:
     assert config.scale_of("model.layers.0.mlp.up_proj") == 16 / 8**0.5
 
 
-def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["BambaForCausalLM"]}), encoding="utf-8"
+        json.dumps({"architectures": ["NobodysForCausalLM"]}), encoding="utf-8"
     )
     verdict = check_adapter(str(tmp_path), PIRATE)
-    assert verdict.error == {
-        "message": "Adapters are for models that run on Quire's own decoders and encoders; "
-        "BambaForCausalLM doesn't.",
-        "param": "model",
-    }
+    assert verdict.error is not None
+    assert "NobodysForCausalLM" in verdict.error["message"]
 
 
 def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from engine import LLM
 from engine.contract.adapters import AdapterRef
 from engine.lora.merge import FloatWeights, merged_spec
 from engine.lora.modules import Modules
-from engine.lora.probe import _prompts, _run
+from engine.lora.probe import _run, prompts
 from engine.lora.read import read_adapter
 from engine.models.decoder import NativeDecoder
 from engine.models.weights import WeightReader
@@ -61,7 +61,7 @@ def test_logits_are_those_of_the_dequantised_base(
     merged = NativeDecoder(merged_spec(model.spec, read), model.ops, torch.float32, 64)
     merged.load(FloatWeights(Dequantised(folder, model), model.spec, read), lambda *_: None)
     merged.allocate_kv(4, 16, torch.float32)
-    for prompt in _prompts(model.spec.vocab_size):
+    for prompt in prompts(model.spec.vocab_size):
         ours, theirs = _run(model, prompt, apart), _run(merged, prompt, None)
         base = _run(model, prompt, None)
         far = (base - theirs).abs().mean()

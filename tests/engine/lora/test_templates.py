@@ -19,6 +19,8 @@ from engine.lora.pack import pack_adapter
 from engine.lora.parts import AdaptableModel
 from engine.lora.read import read_adapter
 from engine.lora.store import AdapterStore, StoreLimits
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
 from kernels.lora import PackedLora
 
 from .adapters import DEMO_MODEL, first_a, pirate, write_adapter
@@ -28,7 +30,7 @@ from .peft_oracle import checkpoint, make_adapter
 def loaded(model: Path | str) -> AdaptableModel:
     llm = LLM(str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=16)
     found = llm.core.executor.loaded.model  # type: ignore[attr-defined]
-    assert isinstance(found, AdaptableModel)
+    assert isinstance(found, NativeDecoder | NativeEncoder)
     return found
 
 

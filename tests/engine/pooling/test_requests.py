@@ -215,7 +215,7 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
         pooled_spec(settings, {"architectures": ["Lfm2ForCausalLM"]})
 
 
-def test_adapters_of_a_bridged_model_are_told_why() -> None:
+def test_adapters_of_a_model_from_outside_are_told_why() -> None:
     here: Any = SimpleNamespace(
         _config=SimpleNamespace(enable_lora=True),
         device=SimpleNamespace(runs_adapters=True),
@@ -225,6 +225,6 @@ def test_adapters_of_a_bridged_model_are_told_why() -> None:
     )
     refusal = InProcessExecutor.adapter_refusal.fget(here)  # type: ignore[attr-defined]
     assert refusal == (
-        "Adapters are for models that run on Quire's own decoders and encoders; this "
-        "LlamaForCausalLM doesn't."
+        "Adapters are for models that run on Quire's own decoders and encoders or on the "
+        "Transformers bridge; this LlamaForCausalLM doesn't."
     )
