@@ -174,7 +174,8 @@ class _LinearHook:
         if step.watching:
             step.note(self._name, tuple(x.shape[:-1]), output=self._output)
             return None
-        adapters = step.heads if self._output and step.kept is not None else step.adapters
+        chosen = self._output and step.kept == x.shape[:-1].numel()
+        adapters = step.heads if chosen else step.adapters
         if adapters is None:
             return None
         uses = adapters.of(0, self._name)

@@ -113,6 +113,38 @@ def test_an_adapter_that_brings_tokens_is_refused(tmp_path: Path) -> None:
         generate(serve(model), [([5], LoRARequest("a", 1, str(adapter)))], 1)
 
 
+def test_other_kernels_and_rounded_weights(tmp_path: Path) -> None:
+    model = bridge("arcee", tmp_path / "model")
+    options = {"target_modules": ["q_proj", "lm_head"], "use_dora": True}
+    adapter = make_adapter(model, tmp_path / "a", **options)
+    request = LoRARequest("a", 1, str(adapter))
+    wanted = list(zip(prompts(3), ["a", None, "a"], strict=True))
+    asked = [(prompt, None if name is None else request) for prompt, name in wanted]
+    plain = serve(model, cpu_kernels=False)
+    expected = PeftOracle(model, {"a": adapter}).greedy_all(wanted, FEW)
+    assert generate(plain, asked, FEW) == expected
+    rounded = serve(model, quantization="int8")
+    mixed = generate(rounded, asked, FEW)
+    assert mixed == [generate(rounded, [one], FEW)[0] for one in asked]
+    assert mixed[0] != generate(rounded, [(wanted[0][0], None)], FEW)[0]
+    executor: Any = plain.core.executor
+    executor.loaded.model.to_device(executor.kernels)
+    assert executor.adapter_refusal.endswith("the Transformers bridge run on CPUs alone.")
+
+
+def test_what_is_no_adapter_of_its_is_refused(tmp_path: Path) -> None:
+    llm = serve(bridge("deepseek_v2", tmp_path / "model"))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InvalidRequest, match="GGUF adapters are for models that run on Quire's"):
+        generate(llm, [([5], LoRARequest("a", 1, str(tmp_path / "a.gguf")))], 1)
+    experts = make_adapter(
+        tmp_path / "model", tmp_path / "b", target_parameters=["mlp.experts.gate_up_proj"],
+        target_modules=["q_a_proj"],
+    )  # fmt: skip
+    with pytest.raises(InvalidRequest, match=r"experts\.lora_A.* belongs to no module"):
+        generate(llm, [([5], LoRARequest("b", 1, str(experts)))], 1)
+
+
 def test_rows_of_drafts_go_through_their_own(tmp_path: Path) -> None:
     model = bridge("arcee", tmp_path / "model")
     adapter = make_adapter(model, tmp_path / "a", target_modules=["q_proj", "lm_head"])

@@ -23,11 +23,13 @@ from engine.contract.adapters import (
 from engine.contract.errors import InvalidRequest
 from engine.contract.outputs import RequestOutput
 from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.contract.thinking import ThinkingParams
 from engine.lora.check import check_adapter
 from engine.lora.modules import Modules
 from engine.lora.pack import pack_adapter
 from engine.lora.read import read_adapter
 from engine.models.decoder import NativeDecoder
+from engine.sampling.logits_processor import LogitsProcessor
 
 from .adapters import DEMO_MODEL, pirate, write_adapter
 from .peft_oracle import PeftOracle, checkpoint, make_adapter
@@ -281,6 +283,39 @@ def test_what_goes_beyond_the_adapters_own_vocabulary_is_refused(
             sampled(llm, params, request)
         assert refused.value.param == name
     assert not llm.core.requests
+
+
+def test_what_knows_the_models_vocabulary_alone_is_refused(
+    model: Path, adapter: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = LoRARequest("a", 1, str(adapter))
+    budget = ThinkingParams(start=[5], end=[[6]], close=[6], budget=3)
+    with pytest.raises(InvalidRequest, match="bring") as refused:
+        sampled(llm, SamplingParams(thinking=budget), request)
+    assert refused.value.param == "thinking"
+    checks = llm.core._input_processor
+    monkeypatch.setattr(checks, "_processors", [LogitsProcessor])
+    monkeypatch.setattr(checks, "_ask_processors", lambda params: None)
+    with pytest.raises(InvalidRequest, match="bring") as refused:
+        sampled(llm, SamplingParams(), request)
+    assert refused.value.param == "logits_processors"
+    drafts = {"model": str(model), "num_speculative_tokens": 3}
+    drafting = serve(model, speculative_config=drafts)
+    with pytest.raises(InvalidRequest, match="bring") as refused:
+        sampled(drafting, SamplingParams(), request)
+    assert refused.value.param == "speculative_config"
+
+
+def test_a_model_that_embeds_reads_new_tokens(tmp_path: Path) -> None:
+    model = checkpoint("qwen3", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "a", more_tokens=NEW, target_modules=["q_proj"])
+    llm = serve(model, runner="pooling")
+    request = LoRARequest("a", 1, str(adapter))
+    prompts = [{"prompt_token_ids": [5, token]} for token in (7, *TOKENS)]
+    vectors = [each.outputs.embedding for each in llm.embed(prompts, lora_request=request)]
+    assert len({tuple(each) for each in vectors}) == 1 + NEW
+    with pytest.raises(InvalidRequest, match="holds token 388"):
+        llm.embed([{"prompt_token_ids": [5, VOCAB + NEW]}], lora_request=request)
 
 
 def spoiled(adapter: Path, folder: Path, **changes: Any) -> Path:
