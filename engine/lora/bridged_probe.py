@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.lora.adapter import Adapter
+from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.bridged import slot_of
 from engine.lora.merge import added_bias, merged_embedding, merged_head, merged_weight
 from engine.lora.modules import Modules
@@ -46,18 +46,12 @@ def _merge(model: BridgeModel, adapter: Adapter, modules: Modules) -> None:
     """Put merged weights in the places of the model's own."""
     for name, delta in adapter.modules.items():
         module, layer = _module(model, name), model.adapted.linears[slot_of(name)]
-        weight = merged_weight(_whole(layer), delta)
-        bias = _own_bias(module)
-        if delta.bias is not None or delta.b_bias is not None:
-            bias = added_bias(torch.zeros(layer.out_features) if bias is None else bias, delta)
-        _put(model, module, weight, bias)
+        _put(model, module, merged_weight(_whole(layer), delta), _bias(module, delta))
     head = modules.head
     if head and (adapter.head is not None or "head" in adapter.tables or "head" in adapter.tokens):
-        module, layer = _module(model, head), model.lm_head
-        bias, delta = _own_bias(module), adapter.head
-        if delta is not None and (delta.bias is not None or delta.b_bias is not None):
-            bias = added_bias(torch.zeros(layer.out_features) if bias is None else bias, delta)
-        _put(model, module, merged_head(_whole(layer), adapter), bias)
+        module = _module(model, head)
+        weight = merged_head(_whole(model.lm_head), adapter)
+        _put(model, module, weight, _bias(module, adapter.head))
     if model.adapted.embedding is not None and (
         adapter.embedding is not None or "embedding" in adapter.tables
     ):
@@ -74,8 +68,12 @@ def _whole(layer: LinearLayer) -> Tensor:
     return layer.rows(torch.arange(layer.out_features)).float()
 
 
-def _own_bias(module: Any) -> Tensor | None:
-    return None if module.bias is None else module.bias.float()
+def _bias(module: Any, delta: ModuleDelta | None) -> Tensor | None:
+    """A module's, with what an adapter does to it."""
+    own: Tensor | None = None if module.bias is None else module.bias.float()
+    if delta is None or (delta.bias is None and delta.b_bias is None):
+        return own
+    return added_bias(torch.zeros(module.out_features) if own is None else own, delta)
 
 
 def _put(model: BridgeModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:

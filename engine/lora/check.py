@@ -76,8 +76,8 @@ def check_adapter(
         config = EngineConfig(model=model, skip_tokenizer_init=True, dtype="float32")
         source = resolve_folder(config)
         described = _spec(config, source)
-        bridged = _bridged(config) if described is None else None
-        modules = Modules(*described) if described is not None else modules_of(bridged)
+        bridged: Any = _bridged(config) if described is None else None
+        modules = modules_of(bridged) if described is None else Modules(*described)
         adapter = read_adapter(folder, modules, max_rank)
         result = None
         if probe:

@@ -24,11 +24,10 @@ from kernels.lora import LoraUse
 class ConvLayer(LinearLayer):
     """A `Conv1D` of `transformers`, whose weight is [inputs, outputs], as a linear layer."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module: Any = module
-        weight: Tensor = self._module.weight
-        self.in_features, self.out_features = weight.shape
-        self.nbytes = weight.nbytes
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.in_features, self.out_features = self._module.weight.shape
+        self.nbytes = self._module.weight.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
