@@ -108,10 +108,6 @@ class Parts:
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
         """Of the rows of W + scale * B A."""
-        if isinstance(self._layer, StackedExpert):
-            raise InvalidRequest(
-                "DoRA of experts isn't supported on this device.", param="use_dora"
-            )
         found = []
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()

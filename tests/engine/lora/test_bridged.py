@@ -129,7 +129,7 @@ def test_other_kernels_and_rounded_weights(tmp_path: Path) -> None:
     assert mixed[0] != generate(rounded, [(wanted[0][0], None)], FEW)[0]
     executor: Any = plain.core.executor
     executor.loaded.model.to_device(executor.kernels)
-    assert executor.adapter_refusal.endswith("the Transformers bridge run on CPUs alone.")
+    assert executor.adapters.refusal.endswith("the Transformers bridge run on CPUs alone.")
 
 
 def test_what_is_no_adapter_of_its_is_refused(tmp_path: Path) -> None:

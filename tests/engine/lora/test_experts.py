@@ -23,7 +23,6 @@ from engine.lora.parts import Parts
 from engine.lora.read import read_adapter
 from engine.models.adapted_linears import StackedExpert
 from engine.models.architectures import decoder_spec, read_config
-from engine.models.description import experts_of
 
 from .adapters import write_adapter
 from .peft_oracle import checkpoint, make_adapter
@@ -298,16 +297,6 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     assert check_adapter(str(model), tmp_path / "adapter", probe=True).error is None
     monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
     assert generate(serve(model), wanted, 12) == [got, base]
-
-
-def test_experts_that_run_all_at_once_refuse_dora(tmp_path: Path) -> None:
-    model = serve(checkpoint("mixtral", tmp_path / "model")).core.executor.loaded.model  # type: ignore[attr-defined]
-    linear = dict(experts_of(model.description.layers[0].mlp))["down.0"]
-    parts = Parts(model, StackedExpert(linear), has_bias=False)
-    rows, columns = linear.parts[0].rows, linear.columns
-    delta = ModuleDelta(a=torch.ones(2, columns), b=torch.ones(rows, 2), magnitude=torch.ones(rows))
-    with pytest.raises(InvalidRequest, match="DoRA of experts isn't supported on this device"):
-        parts.add(0, rows, delta, None)
 
 
 def test_dora_of_stacked_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) -> None:
