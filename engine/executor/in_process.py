@@ -96,8 +96,10 @@ class InProcessExecutor:
         """Raise `ConfigError` for logits processors that can't be used, before memory is taken."""
         classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
         if classes and not self.device.runs_logits_processors:
+            names = ", ".join(sorted(each.__name__ for each in classes))
             raise ConfigError(
-                f"logits_processors aren't supported on the device {self.device.name}.",
+                f"logits_processors ({names}) aren't supported on the device {self.device.name}. "
+                "Leave them out; those of installed packages by QUIRE_PLUGINS.",
                 param="logits_processors",
             )
 

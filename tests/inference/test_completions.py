@@ -348,6 +348,7 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns, made = [0], [0]
+    looks: list[asyncio.Task[None]] = []
     post, key_of = InboxWriter.post, client.prefix_key
 
     def counted(*args: Any) -> None:
@@ -355,7 +356,7 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         if turns[-1] == 1:
             loop = asyncio.get_running_loop()
             if len(turns) == 2:  # a look at the replicas meanwhile changes nothing
-                loop.call_soon(get_engine_client().watchman.check)
+                looks.append(loop.create_task(get_engine_client().watchman.check()))
             loop.call_soon(turns.append, 0)
             loop.call_soon(made.append, 0)
         post(*args)
@@ -372,6 +373,8 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         assert reply.status == 200
         assert len(reply.json()["choices"]) == 100
         assert [each.prompt_token_ids for each in replica.received] == prompts
+        (look,) = looks
+        await look
     assert max(turns) == max(made) == PLACED_AT_ONCE
 
 

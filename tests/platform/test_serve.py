@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from tests.database import with_tables
-from tests.platform.instance import ROOT, Instance, tiny_model_folder
+from tests.platform.instance import ROOT, Instance, certificate, tiny_model_folder
 
 GIVEN = "token-abc123"
 MIDDLEWARE = """
@@ -38,8 +39,11 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
     model = tiny_model_folder(short_tmp / "tiny")
     (short_tmp / "our_middleware.py").write_text(MIDDLEWARE)
     (short_tmp / "settings.yaml").write_text("response_role: narrator\nmax-model-len: 512\n")
+    cert, key = certificate(short_tmp)
     with Instance(
         with_tables(short_tmp / "serve"),
+        *("--ssl-certfile", cert, "--ssl-keyfile", key),
+        *("--ssl-ca-certs", cert, "--ssl-cert-reqs", "2"),
         *("--model", str(model), "--served-model-name", "first", "second", "third"),
         *("--api-key", GIVEN, "--config", str(short_tmp / "settings.yaml")),
         *("--middleware", "our_middleware.Mark", "--root-path", "/quire"),
@@ -50,12 +54,33 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--h11-max-header-count", "64"),
         PYTHONPATH=str(short_tmp),
     ) as instance:
-        yield {**instance.ready()}
+        tls = ssl.create_default_context(cafile=cert)
+        tls.check_hostname = False  # its address isn't in the certificate
+        tls.load_cert_chain(cert, key)
+        found = instance.ready()
+        with httpx.Client(verify=tls, base_url=found["url"], timeout=30) as client:
+            yield {**found, "client": client, "data_dir": instance.data_dir}
 
 
 def get(served: dict[str, Any], path: str, key: str = GIVEN, **headers: str) -> httpx.Response:
-    given = {"Authorization": f"Bearer {key}", **headers}
-    return httpx.get(f"{served['url']}{path}", headers=given, timeout=30)
+    return served["client"].get(path, headers={"Authorization": f"Bearer {key}", **headers})
+
+
+def test_clients_need_a_certificate_and_only_the_start_has_one_of_its_own(
+    served: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{served['url']}/v1/models", verify=False)
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    stranger.load_cert_chain(*certificate(tmp_path))
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{served['url']}/v1/models", verify=stranger)
+    # Nobody can use the start's: what it signed with is nowhere.
+    data_dir = served["data_dir"]
+    assert data_dir.joinpath("client-authorities.pem").read_bytes().count(b"BEGIN CERT") == 2
+    texts = [path.read_bytes() for path in data_dir.glob("*") if path.is_file()]
+    assert not any(b"BEGIN PRIVATE KEY" in text for text in texts)
 
 
 def test_a_model_has_several_names(served: dict[str, Any]) -> None:
@@ -63,17 +88,20 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
     assert sorted(model["id"] for model in listed) == ["first", "second", "third"]
     assert {model["root"] for model in listed} == {"first"}
     for name in ("first", "second", "third"):
-        answer = httpx.post(
-            f"{served['url']}/v1/chat/completions",
-            headers={"Authorization": f"Bearer {GIVEN}"},
-            json={
-                "model": name,
-                "messages": [{"role": "user", "content": "Hi"}],
-                "max_tokens": 2,
-                "chat_template": "{{ messages[0]['content'] }}",
-            },
-            timeout=30,
-        ).json()
+        answer = (
+            served["client"]
+            .post(
+                "/v1/chat/completions",
+                headers={"Authorization": f"Bearer {GIVEN}"},
+                json={
+                    "model": name,
+                    "messages": [{"role": "user", "content": "Hi"}],
+                    "max_tokens": 2,
+                    "chat_template": "{{ messages[0]['content'] }}",
+                },
+            )
+            .json()
+        )
         assert answer["model"] == "first"
         assert "metrics" in answer
         assert answer["choices"][0]["message"]["role"] == "narrator"
@@ -95,8 +123,8 @@ def test_pages_of_other_sites_are_told_what_they_may(served: dict[str, Any]) -> 
     answer = get(served, "/v1/models", Origin="https://a.example")
     assert answer.headers["access-control-allow-origin"] == "https://a.example"
     assert answer.headers["access-control-allow-credentials"] == "true"
-    asked = httpx.options(
-        f"{served['url']}/v1/models",
+    asked = served["client"].options(
+        "/v1/models",
         headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"},
     )
     assert asked.headers["access-control-allow-methods"] == "GET"
@@ -107,7 +135,7 @@ def test_pages_of_other_sites_are_told_what_they_may(served: dict[str, Any]) -> 
 
 def test_pages_redirect_to_where_a_proxy_has_mounted_them(served: dict[str, Any]) -> None:
     for page in ("/console/", "/account/password/"):
-        answer = httpx.get(f"{served['url']}{page}")
+        answer = served["client"].get(page)
         assert answer.status_code == 302
         assert answer.headers["location"] == f"/quire/login/?next=/quire{page}"
 

@@ -20,6 +20,7 @@ class FirstToken(threading.Thread):
     """Asks until it gets one.
 
     Attributes:
+        tls: how it speaks TLS.
         proven: set once a completion with a token has come back.
         last_error: what the latest answer said instead.
     """
@@ -27,6 +28,10 @@ class FirstToken(threading.Thread):
     def __init__(self, url: str, api_key: str, model: str) -> None:
         super().__init__(name="first-token", daemon=True)
         self.url, self.api_key, self.model = url, api_key, model
+        # Whatever name the certificate of the process beside us is for.
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.tls.check_hostname = False
+        self.tls.verify_mode = ssl.CERT_NONE
         self.proven = threading.Event()
         self.last_error = ""
         self._stopping = threading.Event()
@@ -36,7 +41,10 @@ class FirstToken(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        opener = _opener()
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),  # by no proxy
+            urllib.request.HTTPSHandler(context=self.tls),
+        )
         while not self._stopping.is_set():
             if self._ask(opener):
                 self.proven.set()
@@ -61,13 +69,3 @@ class FirstToken(threading.Thread):
             self.last_error = str(error) or type(error).__name__
         logger.debug("no first token yet: %s", self.last_error)
         return False
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Asks the process beside us: by no proxy, and whatever name its certificate is for."""
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    tls.check_hostname = False
-    tls.verify_mode = ssl.CERT_NONE
-    return urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
-    )

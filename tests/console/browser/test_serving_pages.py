@@ -17,6 +17,13 @@ def look(page: Page) -> None:
     assert problems(page) == []
 
 
+SHOWN = "[...document.querySelectorAll('.setting')].filter(each => each.checkVisibility())"
+LINES_OF_FLAGS = f"{SHOWN}.map(each => each.querySelector('code').getClientRects().length)"
+GAPS = f"""{SHOWN}.map(each => Math.round(
+    each.querySelector('input, select').getBoundingClientRect().top
+    - each.querySelector('label, legend').getBoundingClientRect().bottom))"""
+
+
 @views
 def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     page = open_page("/console/models/", "root", **view)
@@ -28,6 +35,11 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     page.get_by_role("link", name="Settings", exact=True).last.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Settings of acme-private")
     search = page.get_by_label("Search the settings")
+    search.fill("generation config")
+    expect(page.locator(".setting:visible")).to_have_count(2)
+    # As far beneath its name whether one value is typed or several, and flags in one piece.
+    assert len(set(page.evaluate(GAPS))) == 1
+    assert set(page.evaluate(LINES_OF_FLAGS)) == {1}
     search.fill("speculative")
     expect(page.locator(".setting:visible")).to_have_count(1)
     pair = page.get_by_label("speculative config: name")

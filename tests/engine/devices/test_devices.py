@@ -52,6 +52,11 @@ def told(device):
     llm = LLM({str(DEMO)!r}, device=device, dtype="float32", max_model_len=256)
     text = llm.generate(["The capital of France is"], params, use_tqdm=False)[0].outputs[0].text
     return [llm.core.executor.device.name, llm.core.capacity.num_blocks, text]
+def refusal():
+    try:
+        LLM({str(DEMO)!r}, device="testdevice", logits_processors=["engine:AdapterLogitsProcessor"])
+    except ValueError as error:
+        return str(error)
 """
 
 
@@ -59,7 +64,8 @@ def told(device):
 def answers(package: Path) -> dict[str, Any]:
     """What a CPU says, what is loaded then, and what the package's device says, in a process."""
     script = "cpu = told('cpu')\nloaded = sorted(sys.modules)\n"
-    script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': told('testdevice')}))"
+    script += "own, refused = told('testdevice'), refusal()\n"
+    script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': own, 'refused': refused}))"
     return run(GENERATE + script, package)
 
 
@@ -69,6 +75,12 @@ def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[st
     assert (own, blocks, name) == ("testdevice", 128, "cpu")
     assert text == expected
     assert "Paris" in text
+
+
+def test_a_device_names_the_logits_processors_that_it_cant_run(answers: dict[str, Any]) -> None:
+    words = "logits_processors (AdapterLogitsProcessor) aren't supported on the device testdevice."
+    assert words in answers["refused"]
+    assert "QUIRE_PLUGINS" in answers["refused"]  # for those that nobody asked for by name
 
 
 def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs(answers: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.given_keys import check_given_keys, ensure_given_keys, given_in_environment
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
+from config.up.own_certificate import show_own_certificate
 from config.up.server_flags import (
     add_server_flags,
     check_server_flags,
@@ -137,6 +139,10 @@ class Command(QuireCommand):
         )
         model = wanted.model
         modules = ensure_adapters(model, options["lora_modules"])
+        proof = FirstToken(url, credentials.api_key, model.name)
+        if options["ssl_cert_reqs"] == ssl.CERT_REQUIRED:
+            authorities = show_own_certificate(proof.tls, options["ssl_ca_certs"], data_dir)
+            options["ssl_ca_certs"] = authorities
         stack.gateways = Gateways(
             listener,
             options["workers"],
@@ -154,7 +160,7 @@ class Command(QuireCommand):
             stack.drainer.start()
         self.note(f"Loading {model.name} from {model.source} ...")
         try:
-            stack.run_until_proven(FirstToken(url, credentials.api_key, model.name), model)
+            stack.run_until_proven(proof, model)
         except ModelFailed:
             wanted.take_back()
             raise
