@@ -22,7 +22,7 @@ NEEDS = {
 }
 """CPU flags that each variant needs, best variant first. "scalar" runs anywhere (4 lanes)."""
 
-EXTRAS = {"avx512": ("avx512_bf16",)}
+EXTRAS = {"avx512": ("avx512_bf16", "avx512vbmi")}
 """CPU flags that a variant uses where it finds them."""
 
 COMPILER_FLAG = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}

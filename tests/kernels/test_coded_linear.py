@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes, Coding, decoded
+from kernels.cpu.features import choose
 from kernels.interface import Integers, KernelSet, LinearLayer
 from tests.kernels.tolerance import assert_close
 
@@ -33,9 +34,15 @@ def packed(ops: KernelSet, codes: Codes, coding: Coding, bias: Tensor | None = N
     return ops.StreamedCodedLinear((n, k), cut, bias, coding=coding)
 
 
-def kept(codes: Codes, coding: Coding) -> Tensor:
-    """What codes stand for in the kernels: floats of eight bits are multiples of 2^-5."""
-    if coding.kind != "e4m3":
+def multiplies_bf16(ops: KernelSet) -> bool:
+    """Whether floats of eight bits become bf16, exactly, and inputs are rounded to it."""
+    needed = {"avx512_bf16", "avx512vbmi"}
+    return ops.name == "cpu-avx512" and needed.issubset(choose("avx512").features)
+
+
+def kept(ops: KernelSet, codes: Codes, coding: Coding) -> Tensor:
+    """What floats of eight bits stand for in the kernels: elsewhere they're multiples of 2^-5."""
+    if multiplies_bf16(ops):
         return decoded(codes, coding)
     scales = codes.scales.repeat_interleave(coding.group_size, 1)[:, : codes.codes.shape[1]]
     values = codes.codes.view(torch.float8_e4m3fn).float()
@@ -69,6 +76,8 @@ def test_products(kernels, kind, group, n, k):
         size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
         steps = x.double().abs() @ codes.scales.double().repeat_interleave(group, 1)[:, :k].T
         part = {"table": 1 / 65000, "e4m3": 1 / 64, "e2m1": 0.0}[kind]
+        if kind == "e4m3" and multiplies_bf16(kernels):
+            part = 0.0
         allowed = 2e-6 * size + steps * part
         assert bool(((got - exact).abs() <= allowed).all())
 
@@ -92,6 +101,8 @@ def test_rows_come_back(kernels):
         codes = drawn(coding, 70, 80)
         got = packed(kernels, codes, coding).rows(ids)
         near = {"table": 1e-4, "e4m3": 2**-6, "e2m1": 0.0}[kind] * float(codes.scales.max())
+        if kind == "e4m3" and multiplies_bf16(kernels):
+            near = 0.0
         torch.testing.assert_close(got, decoded(codes, coding)[ids], rtol=0, atol=near)
 
 
@@ -107,19 +118,37 @@ def test_rows_are_independent_of_the_batch(compiled, threads, kind):
 
 @pytest.mark.parametrize("rows", [1, 20])
 def test_every_float_of_eight_bits(compiled, rows):
-    """Each alone: those from 0.25 on are exact, smaller ones the nearest of 2^-5, and NaN shows."""
+    """Each alone: those from 0.25 on are exact, smaller ones as `kept` has them, and NaN shows."""
     codes = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16)
     coding, scale = Coding("e4m3", 16), 2.0**-30
     weights = Codes(codes, torch.full((256, 1), scale))
     got = packed(compiled, weights, coding)(127 * torch.eye(16)[:1].repeat(rows, 1)) / 127
     torch.testing.assert_close(
-        got[0], kept(weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
+        got[0], kept(compiled, weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
     )
     exact = decoded(weights, coding)[:, 0]
     large = exact.abs() >= 0.25 * scale
     torch.testing.assert_close(got[-1][large], exact[large], rtol=1e-6, atol=0)
     assert float((got[-1] - exact).abs().nan_to_num().max()) <= 2**-6 * scale
     assert int(got.isnan().sum()) == 2 * rows
+
+
+@pytest.mark.parametrize(("n", "k", "group"), [(1, 16, 16), (33, 157, 48), (70, 1000, 256)])
+def test_floats_of_eight_bits_meet_inputs_rounded_to_bf16(compiled, n, k, group):
+    """Any inputs, as near as sums of float32 are, and each row as it is alone."""
+    if not multiplies_bf16(compiled):
+        pytest.skip("inputs are rounded to 8 bits here")
+    coding = Coding("e4m3", group)
+    codes, x = drawn(coding, n, k), torch.randn(64, k) * torch.logspace(-6, 6, 64)[:, None]
+    weight, rounded = decoded(codes, coding).double(), x.bfloat16().double()
+    layer = packed(compiled, codes, coding)
+    got = layer(x)
+    allowed = 4e-6 * (rounded.abs() @ weight.abs().T)
+    assert bool(((got.double() - rounded @ weight.T).abs() <= allowed).all())
+    assert torch.equal(layer(x.bfloat16()), got.bfloat16())
+    for rows in range(1, 64):
+        assert torch.equal(layer(x[:rows]), got[:rows])
+        assert torch.equal(layer(x[rows : rows + 1]), got[rows : rows + 1])
 
 
 @pytest.mark.parametrize("group", [16, 32, 48, 128])

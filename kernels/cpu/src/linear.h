@@ -117,6 +117,7 @@ Kernel kernel_f32();
 Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
+Kernel kernel_float8(const Packed& w);  // where there is QUIRE_FLOAT8_PAIRS
 
 // out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,

@@ -200,7 +200,11 @@ Kernel kernel_int(const Packed& w) {
     case kTable4:
       return make_words<kTable4>(w.group);
     case kFloat8:
+#ifdef QUIRE_FLOAT8_PAIRS
+      return kernel_float8(w);
+#else
       return make_words<kFloat8>(w.group);
+#endif
     default:
       return make_nibbles<kInt4Zero>(w.group);
   }

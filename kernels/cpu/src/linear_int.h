@@ -4,8 +4,8 @@
 // kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
 // then, with minima or zero points, NR of those. Floats in 4 bits are looked up as the integers that
 // they are twice of; entries of a table and floats of 8 bits (e4m3) become 16 bits, with scales in
-// float32. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make up
-// for it.
+// float32 (but see linear_float8.cpp). Weights are stored with an offset; the kernel starts each sum
+// at -offset * sum(x) to make up for it.
 #pragma once
 
 #include "linear.h"

@@ -22,9 +22,9 @@ void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int6
   float minimum = has_second(w.format) ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
   if (has_zeros(w.format)) minimum *= scale;
   for (int64_t i = 0; i < count; i++) {
-    int q;
+    float q;
     if (w.format == kFloat8) {
-      q = word_of(at<uint8_t>(step, word_byte(w.format, j, i)));
+      q = float8_of(at<uint8_t>(step, word_byte(w.format, j, i)));
     } else if (w.format == kTable4) {
       const uint8_t both = at<uint8_t>(step, word_byte(w.format, j, i));
       const int code = i % 8 < 4 ? both & 15 : both >> 4;
@@ -37,7 +37,7 @@ void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int6
       const int code = i % 8 < 4 ? both & 15 : both >> 4;
       q = w.format == kInt4Float ? kDoubled[code] : code - offset_of(w.format);
     }
-    out[i] = scale * static_cast<float>(q) - minimum;
+    out[i] = scale * q - minimum;
   }
 }
 

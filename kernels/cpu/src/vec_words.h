@@ -6,11 +6,19 @@
 
 namespace quire {
 
+// Where pairs of bf16 are multiplied and 128 bytes looked up, floats of 8 bits go that way, see
+// linear_float8.cpp.
+#if defined(QUIRE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define QUIRE_FLOAT8_PAIRS 1
+constexpr float kFloat8Step = 1.0f;
+#else
+constexpr float kFloat8Step = 0x1p-5f;
+#endif
+
 // Floats of 8 bits, e4m3, as multiples of 2^-5: those from 0.25 on exactly, smaller ones rounded to the
 // nearest, by 2^-6 at most, which is 2^-14.8 of the largest. A code's last four bits (one of the exponent,
 // three of the mantissa) give one factor, 4 * 2^8 of which meets the other one, of its sign and the
 // exponent's first three bits, in a product of which the upper 17 bits are kept, rounded.
-constexpr float kFloat8Step = 0x1p-5f;
 alignas(16) constexpr uint8_t kParts[16] = {32, 36, 40, 44, 48, 52,  56,  60,
                                             64, 72, 80, 88, 96, 104, 112, 120};
 alignas(16) constexpr uint8_t kFactors[32] = {
@@ -21,6 +29,18 @@ inline int16_t word_of(uint8_t code) {
   const int start = code >> 4;
   const int factor = static_cast<int16_t>(kFactors[start] | kFactors[16 + start] << 8);
   return static_cast<int16_t>((kParts[code & 15] * 256 * factor + (1 << 14)) >> 15);
+}
+
+// What the kernels take a code for, in parts of kFloat8Step.
+inline float float8_of(uint8_t code) {
+#ifdef QUIRE_FLOAT8_PAIRS
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = exponent ? std::ldexp(float(8 + mantissa), exponent - 10)
+                              : std::ldexp(float(mantissa), -9);
+  return code & 128 ? -size : size;
+#else
+  return word_of(code);
+#endif
 }
 
 // The few instructions that the loads need, by both widths.

@@ -1,0 +1,172 @@
+// Floats of 8 bits where the CPU multiplies pairs of bf16: each code is looked up as the bf16 that it
+// stands for exactly, and x is rounded to bf16.
+//
+// The sum of a group begins at zero and is scaled into the row's sum: so the next group needn't wait
+// for it, and for one row two groups are summed at a time. The order of a row's sums stays the same.
+#include <utility>
+
+#include "linear_int.h"
+
+#ifdef QUIRE_FLOAT8_PAIRS
+
+namespace quire {
+namespace {
+
+// Most rows at a time: as many as leave registers for the tables.
+constexpr int kTile = 12;
+// Units of k that two vectors of codes hold.
+constexpr int64_t kPass = 4;
+
+// What codes without their signs stand for: low bytes of 128 bf16, and high ones.
+struct Tables {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+};
+
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (int code = 0; code < 128; code++) {
+    int exponent = code >> 3, mantissa = (code & 7) << 4;
+    // Below the first exponent numbers are multiples of 2^-9, which bf16 has exponents for.
+    if (exponent == 0 && mantissa != 0) {
+      exponent = 1;
+      for (; mantissa < 0x80; mantissa *= 2) exponent--;
+    }
+    const int bits = code ? (exponent + 120) << 7 | (mantissa & 0x7f) : 0;
+    tables.low[code] = static_cast<uint8_t>(bits);
+    tables.high[code] = static_cast<uint8_t>(bits >> 8);
+  }
+  return tables;
+}
+
+constexpr Tables kTables = make_tables();
+
+struct Lookup {
+  vi low[2], high[2], sign;
+};
+
+QUIRE_INLINE Lookup load_lookup() {
+  return {{_mm512_load_si512(kTables.low), _mm512_load_si512(kTables.low + 64)},
+          {_mm512_load_si512(kTables.high), _mm512_load_si512(kTables.high + 64)},
+          _mm512_set1_epi8(-128)};
+}
+
+// Two pairs of k of 16 columns.
+struct Pairs {
+  vi at[2];
+};
+
+QUIRE_INLINE Pairs look_up(const char* p, const Lookup& lookup) {
+  const vi codes = vload_codes(p);
+  const vi low = _mm512_permutex2var_epi8(lookup.low[0], codes, lookup.low[1]);
+  const vi high = _mm512_permutex2var_epi8(lookup.high[0], codes, lookup.high[1]);
+  // high | (codes & sign)
+  const vi all = _mm512_ternarylogic_epi32(high, codes, lookup.sign, 0xf8);
+  return {{vpairs_first(low, all), vpairs_last(low, all)}};
+}
+
+QUIRE_INLINE void vdot_pairs(vf& sum, vi x, vi b) {
+  // As an intrinsic, GCC wraps each of these into two copies of its sum.
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
+}
+
+// sums[r] += two k of a row.
+template <int ROWS>
+QUIRE_INLINE void add_pair(vf (&sums)[ROWS][2], const uint32_t* a, vi b0, vi b1) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    const vi x = vset_int(int(a[r * kRowUnits]));
+    vdot_pairs(sums[r][0], x, b0);
+    vdot_pairs(sums[r][1], x, b1);
+  }
+}
+
+// acc[r] += GROUPS groups, one after the other.
+template <int GROUPS, int ROWS>
+QUIRE_INLINE void add_groups(vf (&acc)[ROWS][2], const MicroCall& call, const uint32_t* a,
+                             const char* b, const char* ahead, const Lookup& lookup) {
+  constexpr int64_t kBytes = kPass * NR;
+  const int64_t units = call.group / 2, bytes = call.group / kPass * kBytes + NR * 4;
+  // What the last group reads is further ahead, too, unless nothing is fetched.
+  if (ahead != b) ahead += (GROUPS - 1) * bytes;
+  const int64_t ahead_bytes = call.ahead_step * GROUPS * kPass / call.group;
+  vf sums[GROUPS][ROWS][2];
+#pragma GCC unroll 2
+  for (int g = 0; g < GROUPS; g++) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) sums[g][r][0] = sums[g][r][1] = vset(0.0f);
+  }
+  for (int64_t k = 0; k < call.group; k += kPass, a += kPass / 2, b += kBytes) {
+#pragma GCC unroll 4
+    for (int at = 0; at < GROUPS * NR * 4; at += 64) __builtin_prefetch(ahead + at);
+    ahead += ahead_bytes;
+#pragma GCC unroll 2
+    for (int g = 0; g < GROUPS; g++) {
+      const Pairs left = look_up(b + g * bytes, lookup);
+      const Pairs right = look_up(b + g * bytes + 64, lookup);
+#pragma GCC unroll 2
+      for (int pair = 0; pair < 2; pair++)
+        add_pair<ROWS>(sums[g], a + g * units + pair, left.at[pair], right.at[pair]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < GROUPS; g++) {
+    const float* scales = reinterpret_cast<const float*>(b + g * bytes);
+    const vf s0 = vload(scales), s1 = vload(scales + W);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      acc[r][0] = vfma(sums[g][r][0], s0, acc[r][0]);
+      acc[r][1] = vfma(sums[g][r][1], s1, acc[r][1]);
+    }
+  }
+}
+
+template <int ROWS>
+void float8_micro(const MicroCall& call) {
+  vf acc[ROWS][2];
+  load_sums(call, acc);
+  const Lookup lookup = load_lookup();
+  const char *b = call.b, *ahead = call.ahead;
+  const uint32_t* block = call.a;
+  const int64_t units = call.group / 2, bytes = call.group * NR + NR * 4;
+  for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
+    int64_t steps = left < call.block_steps ? left : call.block_steps;
+    const uint32_t* a = block;
+    if constexpr (ROWS == 1) {
+      for (; steps >= 2; steps -= 2, a += 2 * units, b += 2 * bytes, ahead += 2 * call.ahead_step)
+        add_groups<2>(acc, call, a, b, ahead, lookup);
+    }
+    for (; steps > 0; steps--, a += units, b += bytes, ahead += call.ahead_step)
+      add_groups<1>(acc, call, a, b, ahead, lookup);
+    block += call.block_stride;
+  }
+  store_sums(call, acc);
+}
+
+void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps, int dtype,
+              int64_t group) {
+  bf16* pairs = reinterpret_cast<bf16*>(to);
+  if (dtype == kBF16) {
+    std::memcpy(pairs, static_cast<const bf16*>(x) + offset, count * sizeof(bf16));
+  } else {
+    float values[2 * kBlockUnits];
+    read_row(values, x, offset, count, dtype);
+    write_row(pairs, 0, values, count, kBF16);
+  }
+  std::memset(pairs + count, 0, (steps * group - count) * sizeof(bf16));
+}
+
+template <size_t... I>
+Kernel make(int64_t group, std::index_sequence<I...>) {
+  return Kernel{kTile, group / 2, {float8_micro<I + 1>...}, load_row};
+}
+
+}  // namespace
+
+Kernel kernel_float8(const Packed& w) {
+  return make(w.group, std::make_index_sequence<kTile>{});
+}
+
+}  // namespace quire
+
+#endif
