@@ -187,7 +187,8 @@ def part(piece: Piece, start: int, end: int, *, ended: bool) -> Piece:
 def request_print(job: Job) -> bytes:
     """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none."""
     digest = hashlib.sha256(f"{job.served.name}\0{job.endpoint}\0".encode())
-    digest.update(msgspec.msgpack.encode(job.sampling, order="sorted"))
+    sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # `logit_bias` has ids as keys
+    digest.update(msgspec.msgpack.encode(sampling, order="sorted"))
     digest.update(msgspec.msgpack.encode(job.prompts))
     if job.embeds:
         digest.update(msgspec.msgpack.encode(job.embeds))
