@@ -260,7 +260,7 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
     prefix, redis = client.settings.key_prefix, client.redis
     name = protocol.stream_key(position.stream, prefix)
     about = await open_stream(client, position.stream, job.caller)
-    if about is None or (about.adapter is None) != (job.served.adapter is None):
+    if about is None or not job.served.is_alike(about.adapter):
         raise StreamGone
     if about.print != fingerprint:
         raise InvalidRequest(
