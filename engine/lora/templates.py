@@ -57,16 +57,17 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """An adapter's two files as they were read, once.
+    """An adapter's two files as they were read, once, and those of its tokenizer.
 
     Attributes:
         start: where the weights' numbers begin.
+        tokenizer: names and contents of what it brings of one, for the digest.
     """
 
     config: bytes
     weights: bytearray
     start: int
-    tokenizer: list[tuple[str, bytes]]
+    tokenizer: list[tuple[str, bytes | bytearray]]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -77,8 +78,11 @@ class _Files:
     def digest(self) -> str:
         """See `adapter_digest`."""
         whole = hashlib.sha256()
-        own = ((CONFIG_FILE, self.config), (WEIGHTS_FILE, self.weights))
-        for name, content in (*own, *self.tokenizer):
+        own: list[tuple[str, bytes | bytearray]] = [
+            (CONFIG_FILE, self.config),
+            (WEIGHTS_FILE, self.weights),
+        ]
+        for name, content in own + self.tokenizer:
             whole.update(f"{name}\0{len(content)}\0".encode())
             whole.update(content)
         return whole.hexdigest()
@@ -223,6 +227,7 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
         with (folder / WEIGHTS_FILE).open("rb", buffering=0) as file:
             if file.readinto(weights) != len(weights) or file.read(1):
                 return None
+        tokenizer: list[tuple[str, bytes | bytearray]]
         tokenizer = [(file.name, file.read_bytes()) for file in tokenizer_files(folder)]
     except OSError:
         return None  # what is wrong is told by who reads it as a whole
