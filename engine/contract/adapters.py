@@ -1,12 +1,14 @@
 """What gateways and replicas say to each other about LoRA adapters. Torch-free.
 
-An adapter is its content: the sha256 over its configuration and its weights. Its name is a pointer
-that a tenant may turn to other content at any time, so nothing is cached, billed or resumed by it.
+An adapter is its content: the sha256 over its configuration, its weights and the tokenizer that it
+brings. Its name is a pointer that a tenant may turn to other content at any time, so nothing is
+cached, billed or resumed by it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,10 @@ TOKENIZER_FILES = (
     *(TOKENIZER_FILE, ADDED_TOKENS_FILE, "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
+#: Bytes of a `tokenizer.json`, and of each of the files beside it, that a server takes.
+MAX_TOKENIZER_BYTES, MAX_BESIDE_BYTES = 1 << 26, 1 << 23
+#: All that an adapter may consist of, where it is no GGUF file.
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NEW_TOKENS_FILE, *TOKENIZER_FILES)
 #: Where an adapter's weights lie, nearest to the kernels first.
 TIERS = ("device", "host", "disk")
 _PIECE = 1 << 20
@@ -40,6 +46,8 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         owner: the tenant it belongs to; "" for one that all share. For quotas of adapter memory.
         tokenizer: sha256 of the tokenizer in that folder, see `tokenizer_digest`, by which its
             prompts and texts are; "": by the model's.
+        vocab_size: tokens that its requests may hold, where its check has found that it brings
+            some; 0: the model's, or unknown. A replica goes by the adapter's own tables.
     """
 
     digest: str
@@ -47,6 +55,7 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     path: str = ""
     owner: str = ""
     tokenizer: str = ""
+    vocab_size: int = 0
 
 
 class AdapterState(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -80,20 +89,25 @@ def digest_of(adapter: AdapterRef | None) -> str:
 
 
 def adapter_files(path: Path) -> list[Path]:
-    """What makes an adapter up: PEFT's two files, there or not, and vLLM's one of new tokens if it
-    is there; or one GGUF file.
+    """What makes an adapter up: PEFT's two files, there or not, vLLM's one of new tokens if it is
+    there, and what it brings of a tokenizer; or one GGUF file.
     """
     if path.is_file():
         return [path]
     new = path / NEW_TOKENS_FILE
-    return [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+    own = [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+    return [*own, *tokenizer_files(path)]
 
 
 def tokenizer_files(path: Path) -> list[Path]:
     """What an adapter brings of a tokenizer: nothing without the first or the second of them."""
-    found = [path / name for name in TOKENIZER_FILES if (path / name).is_file()]
-    brings = any(file.name in (TOKENIZER_FILE, ADDED_TOKENS_FILE) for file in found)
-    return found if brings else []
+    found = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    return [path / name for name in found] if brings_tokenizer(found) else []
+
+
+def brings_tokenizer(names: Collection[str]) -> bool:
+    """Whether files of these names are a tokenizer, alone or beside the model's."""
+    return TOKENIZER_FILE in names or ADDED_TOKENS_FILE in names
 
 
 def adapter_digest(path: Path) -> str:

@@ -13,7 +13,6 @@ from engine.contract.adapters import (
     adapter_digest,
     adapter_files,
     tokenizer_digest,
-    tokenizer_files,
 )
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
@@ -88,7 +87,7 @@ class LoRARequest:
 
 def _state(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Changes whenever one of the adapter's files is written or replaced."""
-    stats = [(file.name, file.stat()) for file in (*adapter_files(path), *tokenizer_files(path))]
+    stats = [(file.name, file.stat()) for file in adapter_files(path)]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 

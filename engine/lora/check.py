@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
+from engine.contract.adapters import tokenizer_files
 from engine.contract.config import EngineConfig
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError, QuireError
 from engine.lora.adapter import Adapter
@@ -33,6 +34,9 @@ from engine.models.encoders.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
 from engine.pooling.load import head_shapes, pooled_spec
 from engine.pooling.settings import pooling_settings
+from engine.text.adapter_tokenizers import check_adapter_tokenizer
+from engine.text.tokenizer import load_tokenizer
+from engine.text.tokenizer_folder import tokenizer_folder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class Verdict:
         rank: the largest of its modules.
         target_modules: the last words of the names of the modules that it changes.
         num_parameters, num_bytes: of its tensors.
+        vocab_size: tokens that its requests may hold, where it brings some; 0: the model's.
+        tokenizer: sha256 of the tokenizer that it brings; "" where the model's is used.
         probe: what came of the parity probe; None where nobody asked for it.
     """
 
@@ -56,6 +62,8 @@ class Verdict:
     target_modules: list[str] = field(default_factory=list)
     num_parameters: int = 0
     num_bytes: int = 0
+    vocab_size: int = 0
+    tokenizer: str = ""
     probe: Probe | None = None
 
 
@@ -79,9 +87,10 @@ def check_adapter(
         bridged: Any = _bridged(config) if described is None else None
         modules = modules_of(bridged) if described is None else Modules(*described)
         adapter = read_adapter(folder, modules, max_rank)
+        tokenizer = _tokenizer(folder, model, source)
         result = None
         if probe:
-            tell(_verdict(adapter, None))
+            tell(_verdict(adapter, tokenizer, None))
             result = (
                 probe_adapter(adapter, source, described[0], config)
                 if described is not None
@@ -89,10 +98,18 @@ def check_adapter(
             )
     except QuireError as error:
         return Verdict(error={"message": error.message, "param": error.param})
-    return _verdict(adapter, result)
+    return _verdict(adapter, tokenizer, result)
 
 
-def _verdict(adapter: Adapter, probe: Probe | None) -> Verdict:
+def _tokenizer(folder: Path, model: str, source: Path) -> str:
+    """See `Verdict.tokenizer`. Raises `ModelLoadError` for one that can't be used."""
+    if not tokenizer_files(folder):
+        return ""
+    config = EngineConfig(model=model)
+    return check_adapter_tokenizer(folder, load_tokenizer(tokenizer_folder(config, source)))
+
+
+def _verdict(adapter: Adapter, tokenizer: str, probe: Probe | None) -> Verdict:
     passed = probe is None or probe.passed
     told = None if probe is None else f"differ by {probe.max_difference:.2g} of the largest"
     return Verdict(
@@ -104,6 +121,8 @@ def _verdict(adapter: Adapter, probe: Probe | None) -> Verdict:
         target_modules=adapter.target_modules,
         num_parameters=adapter.num_parameters,
         num_bytes=adapter.num_bytes,
+        vocab_size=adapter.vocab_size,
+        tokenizer=tokenizer,
     )
 
 

@@ -17,7 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_files
+from engine.contract.adapters import (
+    CONFIG_FILE,
+    NEW_TOKENS_FILE,
+    WEIGHTS_FILE,
+    AdapterRef,
+    tokenizer_files,
+)
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
 from engine.lora.pack import Packer
@@ -51,15 +57,17 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """An adapter's two files as they were read, once.
+    """An adapter's two files as they were read, once, and those of its tokenizer.
 
     Attributes:
         start: where the weights' numbers begin.
+        tokenizer: names and contents of what it brings of one, for the digest.
     """
 
     config: bytes
     weights: bytearray
     start: int
+    tokenizer: list[tuple[str, bytes | bytearray]]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -70,7 +78,11 @@ class _Files:
     def digest(self) -> str:
         """See `adapter_digest`."""
         whole = hashlib.sha256()
-        for name, content in ((CONFIG_FILE, self.config), (WEIGHTS_FILE, self.weights)):
+        own: list[tuple[str, bytes | bytearray]] = [
+            (CONFIG_FILE, self.config),
+            (WEIGHTS_FILE, self.weights),
+        ]
+        for name, content in own + self.tokenizer:
             whole.update(f"{name}\0{len(content)}\0".encode())
             whole.update(content)
         return whole.hexdigest()
@@ -203,9 +215,9 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
     that are `wanted` aren't read.
     """
     try:
-        files = adapter_files(folder)
-        if len(files) != 2:
+        if (folder / NEW_TOKENS_FILE).exists():
             return None
+        files = (folder / CONFIG_FILE, folder / WEIGHTS_FILE)
         config_size, weights_size = (file.stat().st_size for file in files)
         other = wanted is not None and (config_size, weights_size) not in wanted
         if other or config_size > _MOST_BYTES:
@@ -215,9 +227,11 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
         with (folder / WEIGHTS_FILE).open("rb", buffering=0) as file:
             if file.readinto(weights) != len(weights) or file.read(1):
                 return None
+        tokenizer: list[tuple[str, bytes | bytearray]]
+        tokenizer = [(file.name, file.read_bytes()) for file in tokenizer_files(folder)]
     except OSError:
         return None  # what is wrong is told by who reads it as a whole
     start = 8 + int.from_bytes(weights[:8], "little")
     if not 8 < start <= min(_MOST_BYTES, len(weights) - 1):
         return None
-    return _Files(config, weights, start)
+    return _Files(config, weights, start, tokenizer)

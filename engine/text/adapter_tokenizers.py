@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
 
 from engine.contract.adapters import (
     ADDED_TOKENS_FILE,
+    MAX_BESIDE_BYTES,
+    MAX_TOKENIZER_BYTES,
     TOKENIZER_FILE,
     AdapterRef,
     tokenizer_digest,
+    tokenizer_files,
 )
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.text.backend import load_backend
 from engine.text.files import read_object
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 #: Tokenizers that are kept, each of which takes megabytes.
 _KEPT = 32
+#: Tokens that an adapter may add to the model's on a server.
+MOST_ADDED = 1 << 16
+#: What names the special tokens.
+_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+#: What decides how text is read beside the tokens that are added.
+_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 
 
 class AdapterTokenizers:
@@ -36,19 +48,79 @@ class AdapterTokenizers:
 
         Raises `InvalidRequest` for one that can't be read, or is of other content than was told.
         """
-        if adapter is None or not adapter.tokenizer:
-            return base
-        with self._lock:
-            found = self._known.get(adapter.tokenizer)
-            if found is not None and found[1] is base:
-                self._known.move_to_end(adapter.tokenizer)
-                return found[0]
+        if (found := self.known(adapter, base)) is not None or adapter is None:
+            return found or base
         made = _checked(adapter, base)
         with self._lock:
             self._known[adapter.tokenizer] = made, base
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return made
+
+    def known(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer | None:
+        """The same as far as no file has to be read for it; None where one has to."""
+        if adapter is None or not adapter.tokenizer:
+            return base
+        with self._lock:
+            found = self._known.get(adapter.tokenizer)
+            if found is None or found[1] is not base:
+                return None
+            self._known.move_to_end(adapter.tokenizer)
+            return found[0]
+
+
+def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
+    """Of a tokenizer that servers shall use for tenants: its digest; "" where it says what the
+    model's does, so that this one is used.
+
+    It must read text as the model's does, but for tokens that are added: then a grammar for the
+    model's tokens holds for it, and no pattern of its own can run away with a server's time.
+
+    Raises `ModelLoadError`, which names the file, for one that can't be read or does otherwise.
+    """
+    for file in tokenizer_files(folder):
+        most = MAX_TOKENIZER_BYTES if file.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
+        if (size := file.stat().st_size) > most:
+            raise ModelLoadError(
+                f"{file.name} has {size} bytes; at most {most} are read.", param=file.name
+            )
+    own = _by_file_name(folder, base)
+    mine, models = (json.loads(each.to_json()) for each in (own, base))
+    for part in _PARTS:
+        if mine[part] != models[part]:
+            raise ModelLoadError(
+                f"{TOKENIZER_FILE} isn't the model's with tokens added: its {part} is another. "
+                "Without the file the model's tokenizer is used.",
+                param=TOKENIZER_FILE,
+            )
+    if (added := len(own.added_tokens) - len(base.added_tokens)) > MOST_ADDED:
+        raise ModelLoadError(
+            f"The tokenizer adds {added} tokens; at most {MOST_ADDED} may be added.",
+            param=TOKENIZER_FILE if (folder / TOKENIZER_FILE).is_file() else ADDED_TOKENS_FILE,
+        )
+    return "" if _says(own, mine) == _says(base, models) else tokenizer_digest(folder)
+
+
+def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
+    """The adapter's tokenizer. Errors name its files as the client knows them."""
+    try:
+        return read_adapter_tokenizer(folder, base)
+    except ModelLoadError as error:
+        told = error.message.replace(f"{folder}/", "")
+        there = [file.name for file in tokenizer_files(folder)]
+        named = [name for name in there if name in told] or there
+        raise ModelLoadError(told, param=named[0]) from error
+
+
+def _says(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object, ...]:
+    """All that prompts and texts depend on."""
+    settings = tokenizer.settings
+    return (
+        parts["added_tokens"],
+        parts["post_processor"],
+        settings.chat_templates,
+        settings.named_tokens,
+    )
 
 
 def _checked(adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
@@ -70,13 +142,18 @@ def _checked(adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
 
 
 def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
-    """The tokenizer in an adapter's folder; chat templates are the model's where it has none.
+    """The tokenizer in an adapter's folder; what isn't in it, settings and chat templates, is the
+    model's.
 
     Raises `ModelLoadError` for one that can't be read.
     """
     if not (folder / TOKENIZER_FILE).is_file():
         return base.with_tokens(_added_tokens(folder))
     made = load_tokenizer(folder)
+    if not any((folder / name).is_file() for name in _SETTINGS_FILES):
+        templates = made.settings.chat_templates or base.settings.chat_templates
+        settings = replace(base.settings, chat_templates=templates)
+        made = Tokenizer(load_backend(folder, settings), settings)
     if made.chat_template is None and base.chat_template is not None:
         made = made.with_chat_template(base.chat_template)
     return made

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,10 +79,11 @@ class Tokenizer:
         Raises `ModelLoadError` for one that can't have its id.
         """
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        new = [token for _, token in tokens if backend.token_to_id(token.content) is None]
+        # In runs: each addition goes through all that are there.
+        for special, run in groupby(new, key=lambda token: bool(token.special)):
+            (backend.add_special_tokens if special else backend.add_tokens)(list(run))
         for wanted, token in tokens:
-            if backend.token_to_id(token.content) is None:
-                add = backend.add_special_tokens if token.special else backend.add_tokens
-                add([token])
             if (given := backend.token_to_id(token.content)) != wanted:
                 raise ModelLoadError(
                     f"The token {token.content[:80]!r} can't be added at {wanted}: here it is "

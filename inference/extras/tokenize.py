@@ -106,7 +106,9 @@ class DetokenizeView(GatewayView):
         wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
         ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model, task=None)
-        tokens = checked_token_ids(wanted.tokens, served.info) if wanted.tokens else []
+        tokens: list[int] = []
+        if wanted.tokens:
+            tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
         text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
         response = json_response(_encode({"prompt": text}))
         name_ignored(response, ignored)

@@ -13,6 +13,7 @@ from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
+from inference.generation.field_names import renamed
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
 from inference.turns import in_turns
@@ -93,19 +94,49 @@ class Job:
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
         info, words = self.served.info, self.sampling.bad_words
+        self._check_brought_tokens()
+        self._end_on_own_eos()
         if words:
             self.sampling.bad_words_token_ids = await render_pool().run(
                 sum(map(len, words)), bad_word_ids, self.served.tokenizer, words
             )
         async for prompt in in_turns(self.prompts):
             self.sampling.check_against_model(
-                vocab_size=info.vocab_size,
+                vocab_size=self.served.vocab_size,
                 num_prompt_tokens=len(prompt),
                 max_model_len=self.max_context,
                 max_logprobs=info.max_logprobs,
             )
             self._check_pool(len(prompt))
         self.check_priority()
+
+    def _check_brought_tokens(self) -> None:
+        """Refuse, by the client's own field, what replicas do by the model's vocabulary alone."""
+        if not self.served.brings_tokens:
+            return
+        thinking = self.sampling.thinking
+        refused = {
+            "structured_outputs": self.sampling.structured_outputs is not None,
+            "thinking": thinking is not None and thinking.budget is not None,
+        }
+        names = {"thinking": "thinking_token_budget", **self.field_names}
+        for name, asked in refused.items():
+            if asked:
+                raise renamed(
+                    InvalidRequest(
+                        f"{name} can't be used with an adapter that brings tokens of its own.",
+                        param=name,
+                    ),
+                    names,
+                )
+
+    def _end_on_own_eos(self) -> None:
+        """End outputs on the EOS of the adapter's tokenizer too, where it has another."""
+        eos = self.served.own_eos
+        if eos is None or self.sampling.ignore_eos or eos >= self.served.vocab_size:
+            return
+        listed = dict.fromkeys([*(self.sampling.stop_token_ids or ()), eos])
+        self.sampling.stop_token_ids = list(listed)
 
     def check_context(self) -> None:
         """Raise `InvalidRequest` for a prompt beyond the caller's own limit."""

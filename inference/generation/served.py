@@ -19,7 +19,9 @@ from engine.contract.protocol import ModelInfo
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.engine_client.fleet import Replica
+from inference.rendering.adapter_tokenizers import own_tokenizers
 from inference.rendering.tokenizers import tokenizers
+from inference.resuming.read_until import stream_before
 from metering.adapters import AdapterUse
 from tenants.authentication import Caller
 
@@ -32,10 +34,13 @@ class Served:
     """One model, ready to be asked.
 
     Attributes:
-        card: what the client may know. info: what the replicas say. tokenizer: the model's own.
+        card: what the client may know. info: what the replicas say.
+        tokenizer: the model's, or the one that the adapter brings.
         adapter: what the request goes through, chosen once: whatever becomes of its name, the
             request ends on the content that it began with. use: the same for the ledger.
         in_place_of: the model that was asked for, while it's down; "" when it answers itself.
+        own_eos: what ends an output beside the model's EOS, where the adapter's tokenizer has
+            another.
     """
 
     card: ModelCard
@@ -44,6 +49,7 @@ class Served:
     adapter: AdapterRef | None = None
     use: AdapterUse | None = None
     in_place_of: str = ""
+    own_eos: int | None = None
 
     @property
     def name(self) -> str:
@@ -54,6 +60,16 @@ class Served:
     def base(self) -> str:
         """The model's name, of which an adapter is a variant."""
         return self.card.parent or self.card.id
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that a request may hold."""
+        return (self.adapter.vocab_size if self.adapter else 0) or self.info.vocab_size
+
+    @property
+    def brings_tokens(self) -> bool:
+        """Whether the adapter has a vocabulary of its own."""
+        return self.adapter is not None and self.adapter.vocab_size > 0
 
     @cached_property
     def fingerprint(self) -> str:
@@ -67,13 +83,21 @@ class Served:
     def through(self, adapter: AdapterRef | None) -> Served:
         """The same by other content: what a stream began with, wherever its name leads now.
 
-        Raises `ValueError` where one is an adapter and the other none.
+        Raises `ValueError` where one is an adapter and the other none, or for another tokenizer
+        than that by which the prompt was made.
         """
-        if (adapter is None) != (self.adapter is None):
+        if not self.is_alike(adapter):
             raise ValueError(f"{self.name} isn't what it was")
         if adapter is None or self.use is None:
             return self
         return replace(self, adapter=adapter, use=replace(self.use, digest=adapter.digest))
+
+    def is_alike(self, adapter: AdapterRef | None) -> bool:
+        """Whether what was made of a prompt here holds for the other content too."""
+        if adapter is None or self.adapter is None:
+            return adapter is None and self.adapter is None
+        mine = self.adapter
+        return (mine.tokenizer, mine.vocab_size) == (adapter.tokenizer, adapter.vocab_size)
 
     def check_queue(
         self, caller: Caller, priority: int | None, *, stream: bool | None = False
@@ -119,8 +143,28 @@ async def find_served(
     tokenizer = await tokenizers.get(info.path, info.chat_template)
     if target.adapter is None:
         return Served(target.card, info, tokenizer, in_place_of=instead)
-    chosen = target.adapter.choose(_whose(caller, sticky))
-    return Served(target.card, info, tokenizer, chosen, target.adapter.use_of(chosen))
+    chosen = await _begun_with(caller, target.adapter.choose(_whose(caller, sticky)))
+    own = await own_tokenizers.of(chosen, tokenizer)
+    eos = own.eos_token_id
+    return Served(
+        target.card,
+        info,
+        own,
+        chosen,
+        target.adapter.use_of(chosen),
+        own_eos=None if eos == tokenizer.eos_token_id else eos,
+    )
+
+
+async def _begun_with(caller: Caller, chosen: AdapterRef) -> AdapterRef:
+    """The content that a stream began with which is to go on, where it's of this name: its prompt
+    must be made by the same tokenizer. Raises as `stream_before`.
+    """
+    about = await stream_before(caller)
+    begun = about.adapter if about is not None else None
+    if begun is None or (begun.name, begun.owner) != (chosen.name, chosen.owner):
+        return chosen
+    return begun
 
 
 def _is_up(target: Target) -> bool:

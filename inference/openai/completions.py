@@ -139,6 +139,9 @@ async def _token_ids(
 
     def checked() -> list[list[int]]:
         given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
-        return [checked_token_ids(truncated(ids, limit, side), served.info) for ids in given]
+        return [
+            checked_token_ids(truncated(ids, limit, side), served.info, served.vocab_size)
+            for ids in given
+        ]
 
     return await beside(checked)

@@ -68,7 +68,7 @@ async def chat_entries(
 
 def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
     for prompt in _within_total(prompts):
-        check_vocabulary(prompt, served.info)
+        check_vocabulary(prompt, served.vocab_size)
         check_length(len(prompt), served.info.max_model_len)
     return [Entry(prompt, params) for prompt in prompts]
 

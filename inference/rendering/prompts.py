@@ -77,24 +77,24 @@ async def text_token_ids(
     return found
 
 
-def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo) -> list[int]:
+def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo, vocab_size: int) -> list[int]:
     """A client's own token ids. Raises `InvalidRequest` for none, or one out of the vocabulary."""
     check_context(len(token_ids), None, model.max_model_len)  # before each of them is looked at
-    check_vocabulary(token_ids, model)
+    check_vocabulary(token_ids, vocab_size)
     return list(token_ids)
 
 
-def check_vocabulary(token_ids: Sequence[Any], model: ModelInfo) -> None:
+def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
     """Raise `InvalidRequest` for no ids at all, or one that isn't in the vocabulary."""
     if not token_ids:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     for token in token_ids:
         if type(token) is not int:
             raise InvalidRequest(f"prompt holds {token!r}, which is no token id.", param="prompt")
-    if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
-        wrong = next(t for t in token_ids if not 0 <= t < model.vocab_size)
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
         raise InvalidRequest(
-            f"prompt holds token {wrong}, but the vocabulary has {model.vocab_size} entries.",
+            f"prompt holds token {wrong}, but the vocabulary has {vocab_size} entries.",
             param="prompt",
         )
 

@@ -34,6 +34,15 @@ def read_until() -> int | None:
 async def read_before(caller: Caller) -> int | None:
     """Up to where the stream that is to be gone on with has read; None where nothing says so.
 
+    Raises as `stream_before`.
+    """
+    about = await stream_before(caller)
+    return None if about is None else about.read_until
+
+
+async def stream_before(caller: Caller) -> OpenStream | None:
+    """The stream that this request is to go on with; None where it begins one.
+
     Raises: `InvalidRequest` for a `Last-Event-ID` that is none of ours; `Overloaded` (503) without
     Redis.
     """
@@ -43,10 +52,9 @@ async def read_before(caller: Caller) -> int | None:
     client = get_engine_client()
     await client.start()
     try:
-        about = await open_stream(client, position.stream, caller)
+        return await open_stream(client, position.stream, caller)
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
-    return None if about is None else about.read_until
 
 
 def holder_of(caller: Caller) -> str:

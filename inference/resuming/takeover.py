@@ -187,7 +187,8 @@ def part(piece: Piece, start: int, end: int, *, ended: bool) -> Piece:
 def request_print(job: Job) -> bytes:
     """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none."""
     digest = hashlib.sha256(f"{job.served.name}\0{job.endpoint}\0".encode())
-    digest.update(msgspec.msgpack.encode(job.sampling, order="sorted"))
+    sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # `logit_bias` has ids as keys
+    digest.update(msgspec.msgpack.encode(sampling, order="sorted"))
     digest.update(msgspec.msgpack.encode(job.prompts))
     if job.embeds:
         digest.update(msgspec.msgpack.encode(job.embeds))
@@ -259,7 +260,7 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
     prefix, redis = client.settings.key_prefix, client.redis
     name = protocol.stream_key(position.stream, prefix)
     about = await open_stream(client, position.stream, job.caller)
-    if about is None or (about.adapter is None) != (job.served.adapter is None):
+    if about is None or not job.served.is_alike(about.adapter):
         raise StreamGone
     if about.print != fingerprint:
         raise InvalidRequest(

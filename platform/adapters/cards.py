@@ -262,7 +262,15 @@ def _card(alias: AdapterAlias) -> AdapterCard:
 
 def _ref(version: AdapterVersion, name: str, owner: str) -> AdapterRef:
     path = str(content_path(version.digest))
-    return AdapterRef(digest=version.digest, name=name, path=path, owner=owner)
+    report = version.report if isinstance(version.report, dict) else {}
+    return AdapterRef(
+        digest=version.digest,
+        name=name,
+        path=path,
+        owner=owner,
+        tokenizer=str(report.get("tokenizer") or ""),
+        vocab_size=int(report.get("vocab_size") or 0),
+    )
 
 
 def forget(**_: object) -> None:

@@ -9,9 +9,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import AdapterInvalid
+from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.store import GGUF_FILE
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.adapters import (
+    CONFIG_FILE,
+    MAX_BESIDE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    NEW_TOKENS_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+)
 from engine.contract.checks import shown
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -34,8 +42,19 @@ def check_contents(staged: Path) -> None:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (staged / name).is_file():
             raise AdapterInvalid(f"The adapter has no file {name}.", param="files")
+    for name in TOKENIZER_FILES:
+        _check_size(staged / name)
     _check_safetensors(staged / WEIGHTS_FILE)
+    if (staged / NEW_TOKENS_FILE).is_file():
+        _check_safetensors(staged / NEW_TOKENS_FILE)
     _check_config(_config(staged / CONFIG_FILE))
+
+
+def _check_size(path: Path) -> None:
+    """Of a tokenizer's file, which no process reads before its check has."""
+    most = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
+    if path.is_file() and path.stat().st_size > most:
+        raise AdapterTooLarge(f"{path.name} has more than {most >> 20} MiB.", param="files")
 
 
 def _check_safetensors(path: Path) -> None:
@@ -50,14 +69,14 @@ def _check_safetensors(path: Path) -> None:
     if not plausible:
         pickled = start[:2] == b"PK" or start[:1] == b"\x80"
         told = "a pickle under another name" if pickled else "no safetensors file"
-        raise AdapterInvalid(f"{WEIGHTS_FILE} is {told}.", param="files")
+        raise AdapterInvalid(f"{path.name} is {told}.", param="files")
     try:
         with safe_open(str(path), framework="np"):
             pass
     except SafetensorError as error:
         told = shown(str(error))
         raise AdapterInvalid(
-            f"{WEIGHTS_FILE} isn't a sound safetensors file: {told}.", param="files"
+            f"{path.name} isn't a sound safetensors file: {told}.", param="files"
         ) from error
 
 

@@ -14,7 +14,15 @@ from typing import IO
 from adapters.contents import check_contents
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.store import GGUF_FILE
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
+from engine.contract.adapters import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    NEW_TOKENS,
+    NEW_TOKENS_FILE,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+    brings_tokenizer,
+)
 
 #: Formats that run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -28,7 +36,7 @@ def check_names(names: Collection[str]) -> None:
     """Raise `AdapterInvalid` unless these are the files of one adapter, or one archive of them."""
     for name in names:
         check_name(name)
-    if set(names) == {CONFIG_FILE, WEIGHTS_FILE}:
+    if {CONFIG_FILE, WEIGHTS_FILE} <= set(names) <= set(ADAPTER_FILES):
         return
     if len(names) == 1 and Path(next(iter(names))).suffix in (ZIP, ".gguf"):
         return
@@ -36,7 +44,8 @@ def check_names(names: Collection[str]) -> None:
     if missing and not any(Path(name).suffix in (ZIP, ".gguf") for name in names):
         raise AdapterInvalid(f"The adapter has no file {missing[0]}.", param="files")
     raise AdapterInvalid(
-        f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, or one .gguf file, or one .zip of them.",
+        f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, perhaps with {NEW_TOKENS_FILE} and a "
+        "tokenizer's files, or one .gguf file, or one .zip of them.",
         param="files",
     )
 
@@ -51,24 +60,37 @@ def check_name(name: str) -> None:
             param="files",
         )
     plain = name == PurePosixPath(name).name and "\\" not in name and "\0" not in name
-    if not plain or (name not in (CONFIG_FILE, WEIGHTS_FILE) and suffix not in (ZIP, ".gguf")):
+    if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, ".gguf")):
         raise AdapterInvalid(
-            f"{name[:100]!r} is no file of an adapter: those are {CONFIG_FILE}, {WEIGHTS_FILE}, a "
+            f"{name[:100]!r} is no file of an adapter: those are {', '.join(ADAPTER_FILES)}, a "
             ".gguf file or a .zip of them.",
             param="files",
         )
 
 
 def check_beside(name: str) -> None:
-    """Raise `AdapterInvalid` for a file that can't be left out: a pickle, or tokens of its own."""
+    """Raise `AdapterInvalid` for a file that can't be left out, nor read: a pickle, or new tokens
+    in another format.
+    """
     if Path(name).suffix.lower() in PICKLES:
         check_name(name)
-    if name.startswith(NEW_TOKENS):
+    if name.startswith(NEW_TOKENS) and name != NEW_TOKENS_FILE:
         raise AdapterInvalid(
-            f"{name[:100]} adds tokens to the model's vocabulary: adapters that bring tokens of "
-            "their own aren't supported.",
-            param="files",
+            f"{name[:100]} can't be read: of new tokens only {NEW_TOKENS_FILE} is.", param="files"
         )
+
+
+def own_files(names: Collection[str]) -> list[str]:
+    """What an adapter consists of, of a folder's file names: PEFT's two files whether they're there
+    or not. What's beside the weights of a tokenizer counts where it makes one.
+
+    Raises `AdapterInvalid` as `check_beside`.
+    """
+    for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
+        check_beside(name)
+    unused = () if brings_tokenizer(names) else TOKENIZER_FILES
+    found = [name for name in ADAPTER_FILES if name in names and name not in unused]
+    return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *found)))
 
 
 def stage_folder(source: Path, staged: Path, limit: int) -> None:
@@ -99,8 +121,10 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
                     param="files",
                 )
             wanted: dict[str, zipfile.ZipInfo] = {}
+            beside: dict[PurePosixPath, zipfile.ZipInfo] = {}
             for member in members:
-                _sort(member, wanted)
+                _sort(member, wanted, beside)
+            wanted |= _tokenizer_of(wanted, beside)
             room = limit
             for name, member in wanted.items():
                 with opened.open(member) as content, (staged / name).open("xb") as copy:
@@ -128,10 +152,9 @@ def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) ->
 def _files_of(folder: Path) -> dict[str, Path]:
     """The adapter's files in a folder, by the names that they get."""
     names = {entry.name for entry in os.scandir(folder)}
-    for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
-        check_beside(name)
+    wanted = own_files(names)
     if WEIGHTS_FILE in names:
-        return {name: folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
+        return {name: folder / name for name in wanted}
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if len(ggufs) == 1:
         return {GGUF_FILE: folder / ggufs[0]}
@@ -156,8 +179,14 @@ def _open_plain(path: Path) -> IO[bytes]:
     return os.fdopen(handle, "rb")
 
 
-def _sort(member: zipfile.ZipInfo, wanted: dict[str, zipfile.ZipInfo]) -> None:
-    """Keep a member if it's the adapter's. Raises `AdapterInvalid` for what is dangerous."""
+def _sort(
+    member: zipfile.ZipInfo,
+    wanted: dict[str, zipfile.ZipInfo],
+    beside: dict[PurePosixPath, zipfile.ZipInfo],
+) -> None:
+    """Keep a member if it's the adapter's, of a tokenizer `beside` them. Raises `AdapterInvalid`
+    for what is dangerous.
+    """
     path = PurePosixPath(member.filename)
     if "\\" in member.filename or path.is_absolute() or ".." in path.parts:
         raise AdapterInvalid(f"{member.filename[:100]!r} leads out of the archive.", param="files")
@@ -167,11 +196,25 @@ def _sort(member: zipfile.ZipInfo, wanted: dict[str, zipfile.ZipInfo]) -> None:
         return
     check_beside(path.name)
     name = GGUF_FILE if path.suffix == ".gguf" else path.name
-    if name not in (CONFIG_FILE, WEIGHTS_FILE, GGUF_FILE):
-        return  # a read-me, a tokenizer: nothing that weights need
+    if name in TOKENIZER_FILES:
+        beside[path] = member
+        return
+    if name not in (*ADAPTER_FILES, GGUF_FILE):
+        return  # a read-me: nothing that weights or texts need
     if name in wanted:
         raise AdapterInvalid("The archive holds more than one adapter.", param="files")
     wanted[name] = member
+
+
+def _tokenizer_of(
+    wanted: dict[str, zipfile.ZipInfo], beside: dict[PurePosixPath, zipfile.ZipInfo]
+) -> dict[str, zipfile.ZipInfo]:
+    """Of the tokenizers in an archive, that in the folder of the weights."""
+    if WEIGHTS_FILE not in wanted:
+        return {}
+    folder = PurePosixPath(wanted[WEIGHTS_FILE].filename).parent
+    found = {path.name: member for path, member in beside.items() if path.parent == folder}
+    return found if brings_tokenizer(found) else {}
 
 
 def discard(staged: Path) -> None:

@@ -1,8 +1,8 @@
 """`hf_hub_resolver`: adapters of repositories that the operator names, fetched when asked for.
 
 A request's `owner/name` is the adapter at such a repository's top, `owner/name/folder` one in a
-folder of it. Nothing but its configuration and its safetensors is ever fetched, both of one commit;
-a repository that the operator doesn't name is never asked for.
+folder of it. Nothing but its configuration, its safetensors and its tokenizer's files is ever
+fetched, all of one commit; a repository that the operator doesn't name is never asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from adapters import files, room, store
 from adapters.bases import is_adapter_of
 from adapters.errors import AdapterInvalid, HubUnavailable
 from adapters.sources import Repository, asking
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.lora_request import LoRARequest
 from engine.contract.lora_resolver import LoRAResolver
 
@@ -73,17 +73,19 @@ class HubResolver(LoRAResolver):
     def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
         found = Repository.at(self._named[repository], private=True)
         at = f"{folder}/" if folder else ""
-        wanted = [f"{at}{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)]
         beside = [name.removeprefix(at) for name in found.sizes if name.startswith(at)]
         if CONFIG_FILE not in beside:
             return None
-        _check_beside([name for name in beside if "/" not in name])
+        beside = [name for name in beside if "/" not in name]
+        _check_beside(beside)
+        wanted = [f"{at}{name}" for name in files.own_files(beside)]
         found.check_size(wanted, room.most_of_one())
         key = (repository, found.commit, folder)
         staged = self._fetched[key] = self._again(key) or store.staging_dir()
         if not is_adapter_of(found.download(wanted[0], staged), base):
             return None
-        return found.download(wanted[1], staged).parent
+        others = [found.download(name, staged) for name in wanted[1:]]
+        return others[0].parent
 
     def _again(self, key: tuple[str, str, str]) -> Path | None:
         """Where this commit's files were put, if no sweep has taken them away."""
@@ -117,7 +119,7 @@ def _check_beside(names: list[str]) -> None:
     """Raise `AdapterInvalid` for the names of a folder's files that make no adapter."""
     whole = WEIGHTS_FILE in names
     for name in sorted(names):
-        if name.startswith(NEW_TOKENS if whole else (NEW_TOKENS, "adapter_model.")):
+        if not whole and name.startswith("adapter_model."):
             files.check_beside(name)
     if not whole:
         raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="model")

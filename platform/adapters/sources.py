@@ -13,7 +13,7 @@ from django.conf import settings
 from adapters import files
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from catalog import hub
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
 
 HUB = "hub:"
@@ -120,10 +120,9 @@ def asking(repository: str) -> AbstractContextManager[None]:
 
 def _wanted(sizes: dict[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
-    for name in sorted(name for name in sizes if name.startswith(NEW_TOKENS)):
-        files.check_beside(name)
+    own = files.own_files(sizes)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
-        return [CONFIG_FILE, WEIGHTS_FILE]
+        return own
     ggufs = [name for name in sizes if name.endswith(".gguf") and "/" not in name]
     if len(ggufs) == 1:
         return ggufs

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.contract.adapters import CONFIG_FILE, adapter_digest
+from engine.contract.adapters import CONFIG_FILE, adapter_digest, tokenizer_digest
 
 
 def main() -> int:
@@ -33,6 +33,8 @@ def main() -> int:
         "target_modules": config.get("target_modules", []),
         "num_parameters": 1,
         "num_bytes": 2,
+        "vocab_size": config.get("vocab_size", 0),
+        "tokenizer": tokenizer_digest(folder),
         "probe": None,
     }
     print("a library prints what it likes")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from adapters.events import version_waits
 from adapters.models import AdapterVersion
 from catalog.models import ServedModel
 from engine.contract import protocol
-from engine.contract.adapters import adapter_digest
+from engine.contract.adapters import ADDED_TOKENS_FILE, adapter_digest
+from engine.text import load_tokenizer
 from inference.asgi import GatewayHandler
 from inference.engine_client import get_engine_client
 from metering import actions as metering
@@ -25,7 +28,8 @@ from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from tests.adapter_files import adapter_folder
 from tests.inference.asgi_client import AsgiClient
-from tests.inference.conftest import Gateway, until
+from tests.inference.conftest import VOCAB, Gateway, until
+from tests.inference.tokenizer_folder import with_added_tokens
 from tests.platform.adapters import checked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
@@ -317,6 +321,124 @@ async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_tha
         assert digests == [first.digest, first.digest, second.digest]
         records = await gateway.usage()
     assert {r.adapter_digest for r in records[:-1]} == {first.digest}
+
+
+# -- tokens of its own ---------------------------------------------------------------------------
+
+
+def free_id(gateway: Gateway) -> int:
+    """The first id behind those of the model's tokenizer."""
+    return load_tokenizer(gateway.model_folder).vocab_size
+
+
+def bringing(gateway: Gateway, text: str) -> dict[str, Any]:
+    """Of a version with this token and a row more than the model has."""
+    files = {ADDED_TOKENS_FILE: json.dumps({text: free_id(gateway)}).encode()}
+    return {"beside": files, "vocab_size": VOCAB + 1}
+
+
+def ending(gateway: Gateway, folder: Path, text: str) -> dict[str, Any]:
+    """Of a version whose tokenizer has another EOS."""
+    with_added_tokens(gateway.model_folder, folder, [text])
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    settings = json.loads(files["tokenizer_config.json"]) | {"eos_token": text}
+    return {"beside": files | {"tokenizer_config.json": json.dumps(settings).encode()}}
+
+
+async def said(client: AsgiClient, model: str, **fields: Any) -> str:
+    reply = await ask(client, model, **fields)
+    assert reply.status == 200, reply.body
+    return str(reply.json()["choices"][0]["message"]["content"] or "")
+
+
+async def test_tenants_equal_weights_with_other_tokens_never_meet(
+    gateway: Gateway, live: Any
+) -> None:
+    rival, theirs = await in_db_thread(newcomer)
+    one = await live(gateway.rows.tenant, **bringing(gateway, "<one>"))
+    two = await live(rival, **bringing(gateway, "<two>"))
+    assert one.digest != two.digest
+    hello = [{"role": "user", "content": "<one> <two>"}]
+    own, prompt = free_id(gateway), {"prompt": "<one>"}
+    replica = gateway.fake(low=own, high=own + 1)
+    async with gateway.serving(replica):
+        assert await said(gateway.client, "tone", messages=hello) == "<one>" * 3
+        assert await said(theirs, "tone", messages=hello) == "<two>" * 3
+        assert await said(gateway.client, "fake", messages=hello) == ""
+        mine = await gateway.client.post("/tokenize", {"model": "tone", **prompt})
+        assert mine.json()["tokens"] == [own]
+        for client, model in ((theirs, "tone"), (gateway.client, "fake")):
+            other = await client.post("/tokenize", {"model": model, **prompt})
+            assert own not in other.json()["tokens"]
+        for model, status in (("tone", 200), ("fake", 400)):
+            body = {"model": model, "prompt": [VOCAB], "max_tokens": 1}
+            assert (await gateway.client.post("/v1/completions", body)).status == status
+            asked = await ask(gateway.client, model, logit_bias={str(VOCAB): 1})
+            assert asked.status == status
+    assert [own in each.prompt_token_ids for each in replica.received[:3]] == [True, True, False]
+    assert replica.received[0].adapter != replica.received[1].adapter
+
+
+async def test_what_the_engine_does_not_do_with_them_is_refused_by_name(
+    gateway: Gateway, live: Any
+) -> None:
+    await live(gateway.rows.tenant, **bringing(gateway, "<one>"))
+    form = {"type": "json_object"}
+    async with gateway.serving(gateway.fake()) as replica:
+        for name, value in (("response_format", form), ("guided_choice", ["a"])):
+            reply = await ask(gateway.client, "tone", **{name: value})
+            assert (reply.status, reply.error["param"]) == (400, name)
+            assert "brings tokens of its own" in reply.error["message"]
+            assert (await ask(gateway.client, "fake", **{name: value})).status == 200
+        anew = {"model": "tone", "input": "hello", "text": {"format": form}}
+        reply = await gateway.client.post("/v1/responses", anew)
+        assert (reply.status, reply.error["param"]) == (400, "text.format")
+    assert all(request.adapter is None for request in replica.received)
+
+
+async def test_outputs_end_on_the_eos_of_its_tokenizer(
+    gateway: Gateway, live: Any, tmp_path: Path
+) -> None:
+    await live(gateway.rows.tenant, **ending(gateway, tmp_path, "<end>"))
+    own = free_id(gateway)
+    async with gateway.serving(gateway.fake()) as replica:
+        for fields in ({}, {"stop_token_ids": [7]}, {"ignore_eos": True}):
+            assert (await ask(gateway.client, "tone", **fields)).status == 200
+    ends = [request.sampling.stop_token_ids for request in replica.received]
+    assert ends == [[own], [7, own], None]
+
+
+async def test_a_stream_that_goes_on_keeps_the_tokenizer_it_began_with(
+    gateway: Gateway, live: Any
+) -> None:
+    await live(gateway.rows.tenant, **bringing(gateway, "<one>"))
+    own = free_id(gateway)
+    slow = gateway.fake(token_delay=0.02, low=own, high=own + 1)
+    async with gateway.serving(slow) as replica:
+        hello = [{"role": "user", "content": "<one> <two>"}]
+        body = chat("tone", stream=True, messages=hello, logit_bias={"7": 1}) | {"max_tokens": 90}
+        exchange = gateway.client.open("POST", "/v1/chat/completions", body)
+        seen = b""
+        await exchange.head()
+        async for chunk in exchange.chunks():
+            seen += chunk
+            if seen.count(b"\n\n") >= 5:
+                break
+        await exchange.leave()
+        await gateway.usage()
+        await get_engine_client().journal.save()
+        last = re.findall(rb"^id: (.*)$", seen[: seen.rfind(b"\n\n") + 2], re.MULTILINE)[-1]
+        await live(gateway.rows.tenant, **bringing(gateway, "<two>"))
+        after = {"last-event-id": last.decode()}
+        path = "/v1/chat/completions"
+        rest = await gateway.client.open("POST", path, body, headers=after).reply()
+        assert rest.status == 200, rest.body
+        assert b"<one>" in rest.body
+        assert b"<two>" not in rest.body
+        assert await said(gateway.client, "tone") == "<two>" * 3
+        first, second, _ = replica.received
+        assert second.prompt_token_ids == first.prompt_token_ids
+        assert second.adapter == first.adapter
 
 
 # -- vLLM's two endpoints -------------------------------------------------------------------------

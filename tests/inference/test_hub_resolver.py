@@ -59,10 +59,11 @@ async def test_an_adapter_of_a_named_repository_is_found_by_each_tenant(
 ) -> None:
     named(f"{REPOSITORY}@main")
     top = adapter_digest(lora(hub.folder))
-    inner = adapter_digest(lora(hub.folder / "sql" / "large", 1))
+    lora(hub.folder / "sql" / "large", 1)
+    (hub.folder / "sql" / "large" / "added_tokens.json").write_text("{}")
+    inner = adapter_digest(hub.folder / "sql" / "large")
     lora(hub.folder / "other", 2, base="another-model")
     (hub.folder / "run.py").write_text("raise SystemExit")
-    (hub.folder / "sql" / "large" / "tokenizer.json").write_text("{}")
     _, theirs = await in_db_thread(newcomer)
     async with gateway.serving(gateway.fake()) as replica:
         assert await digest_of(gateway.client, REPOSITORY) == top
@@ -76,6 +77,7 @@ async def test_an_adapter_of_a_named_repository_is_found_by_each_tenant(
     assert {name.rpartition("/")[2] for name in fetched(hub)} == {
         "adapter_config.json",
         WEIGHTS_FILE,
+        "added_tokens.json",
     }
     assert [each.adapter.digest for each in replica.received if each.adapter] == [top, inner, inner]
     sources = await in_db_thread(
@@ -107,14 +109,14 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
     lora(hub.folder / "pickled")
     (hub.folder / "pickled" / WEIGHTS_FILE).rename(hub.folder / "pickled" / "adapter_model.bin")
     lora(hub.folder / "tokens")
-    (hub.folder / "tokens" / "new_embeddings.safetensors").write_bytes(b"")
+    (hub.folder / "tokens" / "new_embeddings.bin").write_bytes(b"")
     lora(hub.folder / "large")
     (hub.folder / "large" / WEIGHTS_FILE).write_bytes(b"\0" * 2000)
     settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 1024}
     async with gateway.serving(gateway.fake()):
         for name, words in (
             ("pickled", "adapter_model.bin is a pickle"),
-            ("tokens", "adds tokens to the model's vocabulary"),
+            ("tokens", "new_embeddings.bin is a pickle"),
             ("large", "has more than 1024 bytes"),
         ):
             reply = await ask(gateway.client, f"{REPOSITORY}/{name}")

@@ -31,7 +31,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}),
     "chat-logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
     "chat-several": ("/v1/chat/completions", CHAT | {"n": 3, "temperature": 1, "seed": 3}),
-    "chat-stop": ("/v1/chat/completions", CHAT | {"stop": ["both of"]}),
+    "chat-stop": ("/v1/chat/completions", CHAT | {"stop": ["both of"], "logit_bias": {"7": 1}}),
     "chat-tool": (
         "/v1/chat/completions",
         CHAT | {"tools": [{"type": "function", "function": TOOL}]},

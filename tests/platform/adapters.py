@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ def served(name: str = "base", **columns: Any) -> ServedModel:
     )
 
 
-def write(staged: Path, seed: int = 0, **config: Any) -> None:
-    """An adapter's files into an empty folder."""
-    for name, content in adapter_bytes(seed, **config).items():
+def write(
+    staged: Path, seed: int = 0, beside: Mapping[str, bytes] | None = None, **config: Any
+) -> None:
+    """An adapter's files into an empty folder; `beside`: more of them."""
+    for name, content in {**adapter_bytes(seed, **config), **(beside or {})}.items():
         (staged / name).write_bytes(content)
 
 

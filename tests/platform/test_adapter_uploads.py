@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from adapters import access, actions, store
+from adapters import access, actions, contents, store
 from adapters.errors import AdapterInvalid, AdapterTooLarge, WrongOffset
 from adapters.models import AdapterUpload, VersionState
 from catalog.models import ServedModel
@@ -41,7 +41,7 @@ def begun(world: World, model: ServedModel, files: dict[str, bytes], **more: Any
         actor=more.pop("actor", world.member),
         tenant=world.acme,
         served_model=model,
-        name="tone",
+        name=more.pop("name", "tone"),
         sizes={name: len(content) for name, content in files.items()},
         **more,
     )
@@ -138,7 +138,9 @@ def test_strangers_and_viewers(world: World, model: ServedModel) -> None:
     [
         (CONFIG_FILE,),
         (CONFIG_FILE, "adapter_model.bin"),
-        (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"),
+        (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.model"),
+        (CONFIG_FILE, WEIGHTS_FILE, "new_embeddings.bin"),
+        (CONFIG_FILE, "tokenizer.json"),
         ("../adapter_config.json", WEIGHTS_FILE),
         (CONFIG_FILE, "a\\adapter_model.safetensors"),
         ("a.zip", "b.zip"),
@@ -185,6 +187,45 @@ def test_an_archive_of_a_folder(world: World, model: ServedModel) -> None:
     assert kept == {CONFIG_FILE, WEIGHTS_FILE}
 
 
+def test_a_tokenizer_is_part_of_what_an_adapter_is(world: World, model: ServedModel) -> None:
+    """Equal weights with other tokens are another adapter, however they came."""
+    tokens = {"added_tokens.json": b'{"<ahoy>": 9}', "special_tokens_map.json": b"{}"}
+    others = {**tokens, "added_tokens.json": b'{"<yo>": 9}'}
+    plain = sent(world, model, adapter_bytes(), name="plain")
+    own = sent(world, model, {**adapter_bytes(), **tokens}, name="own")
+    other = sent(world, model, {**adapter_bytes(), **others}, name="other")
+    assert len({plain.digest, own.digest, other.digest}) == 3
+    paths = {store.content_path(each.digest) for each in (plain, own, other)}
+    assert len(paths) == 3
+    again = {f"run/{name}": content for name, content in {**adapter_bytes(), **tokens}.items()}
+    again |= {"run/checkpoint/tokenizer.json": b"{}", "run/optimizer.txt": b""}
+    packed = sent(world, model, {"run.zip": archive(again)}, name="packed")
+    assert packed.digest == own.digest
+    with pytest.raises(Conflict, match="this very content"):
+        sent(world, model, {**adapter_bytes(), **tokens}, name="own")
+    # Settings without a tokenizer say nothing, so they make no other adapter.
+    same = {**adapter_bytes(), "tokenizer_config.json": b"{}"}
+    assert sent(world, model, same, name="same").digest == plain.digest
+    assert {path.name for path in store.content_path(plain.digest).iterdir()} == {
+        CONFIG_FILE,
+        WEIGHTS_FILE,
+    }
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "added_tokens.json"])
+def test_a_tokenizer_has_a_limit_of_its_own(
+    world: World, model: ServedModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(contents, "MAX_TOKENIZER_BYTES", 30)
+    monkeypatch.setattr(contents, "MAX_BESIDE_BYTES", 20)
+    tokens = {"tokenizer.json": b"{" + b" " * 20, "added_tokens.json": b"{}"}
+    assert sent(world, model, {**adapter_bytes(), **tokens}).digest
+    large = tokens | {name: b"{" + b" " * 40}
+    with pytest.raises(AdapterTooLarge, match=f"{name} has more than") as caught:
+        sent(world, model, {**adapter_bytes(1), **large})
+    assert caught.value.param == "files"
+
+
 def link() -> zipfile.ZipInfo:
     made = zipfile.ZipInfo(CONFIG_FILE)
     made.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -199,7 +240,10 @@ def link() -> zipfile.ZipInfo:
         ({"a\\..\\b": b"{}"}, "leads out of the archive"),
         ({link(): b"/etc/passwd"}, "is a link"),
         ({"training_args.bin": b"x"}, "is a pickle"),
-        ({"new_embeddings.safetensors": b"x"}, "adds tokens to the model's vocabulary"),
+        ({"new_embeddings.bin": b"x"}, "is a pickle"),
+        ({"new_embeddings.gguf": b"x"}, "can't be read: of new tokens only"),
+        ({**adapter_bytes(), "new_embeddings.safetensors": b"PK"}, "new_embeddings.*pickle"),
+        ({**adapter_bytes(), "new_embeddings.safetensors": b"x"}, "new_embeddings.*no safetensors"),
         ({"a/adapter_config.json": b"{}", "b/adapter_config.json": b"{}"}, "more than one"),
         ({f"{n}": b"" for n in range(1001)}, "1001 members"),
         ({"README.md": b""}, "no file adapter_config.json"),

@@ -225,7 +225,8 @@ def _stage(upload: AdapterUpload, staged: Path) -> None:
     if first.endswith(files.ZIP) and not others:
         files.stage_zip(folder / first, staged, limit)
         return
-    for file in upload.files:
+    gguf = first.endswith(".gguf")
+    for file in upload.files if gguf else files.own_files(upload.files):
         name = store.GGUF_FILE if file.endswith(".gguf") else file
         os.link(folder / file, staged / name)
     contents.check_contents(staged)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS_FILE, WEIGHTS_FILE
 
 DEMO_MODEL = "demo/model"
 PIRATE = Path("demo/adapters/pirate")
@@ -29,6 +29,18 @@ def pirate() -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The demo's pirate, to be changed."""
     config = json.loads((PIRATE / CONFIG_FILE).read_text(encoding="utf-8"))
     return config, load_file(PIRATE / WEIGHTS_FILE)
+
+
+def demo_adapter(folder: Path, rows: int) -> Path:
+    """The demo's pirate with tokens of its own."""
+    write_adapter(folder, *pirate())
+    made = torch.Generator().manual_seed(0)
+    hidden = json.loads(Path(DEMO_MODEL, "config.json").read_text())["hidden_size"]
+    some = torch.randn(rows, hidden, generator=made)
+    save_file(
+        {"input_embeddings": some, "output_embeddings": some.clone()}, folder / NEW_TOKENS_FILE
+    )
+    return folder
 
 
 def first_a(tensors: Mapping[str, Tensor]) -> str:

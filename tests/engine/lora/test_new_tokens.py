@@ -30,8 +30,9 @@ from engine.lora.pack import pack_adapter
 from engine.lora.read import read_adapter
 from engine.models.decoder import NativeDecoder
 from engine.sampling.logits_processor import LogitsProcessor
+from engine.text import adapter_tokenizers
 
-from .adapters import DEMO_MODEL, pirate, write_adapter
+from .adapters import DEMO_MODEL, demo_adapter, write_adapter
 from .peft_oracle import PeftOracle, checkpoint, make_adapter
 from .test_peft_equality import FEW, generate, serve
 
@@ -374,19 +375,6 @@ def test_devices_with_slots_refuse_them(
 # -- text ----------------------------------------------------------------------------------------
 
 
-def demo_adapter(folder: Path, rows: int) -> Path:
-    """The demo's pirate with tokens of its own, one of which it always says."""
-    config, tensors = pirate()
-    write_adapter(folder, config, tensors)
-    made = torch.Generator().manual_seed(0)
-    some = torch.randn(rows, json.loads(Path(DEMO_MODEL, "config.json").read_text())["hidden_size"],
-                       generator=made)  # fmt: skip
-    save_file(
-        {"input_embeddings": some, "output_embeddings": some.clone()}, folder / NEW_TOKENS_FILE
-    )
-    return folder
-
-
 @pytest.mark.parametrize("form", [TOKENIZER_FILE, ADDED_TOKENS_FILE])
 def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, form: str) -> None:
     llm = LLM(DEMO_MODEL)
@@ -407,8 +395,9 @@ def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, for
         (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab, "<end>": vocab + 1}))
     request = LoRARequest("a", 1, str(folder))
     told = request.ref()
-    assert (told.digest, plain.tokenizer) == (plain.digest, "")
+    assert plain.tokenizer == ""
     assert len(told.tokenizer) == 64
+    assert told.digest != plain.digest  # no cached prefix is shared
     bias = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={vocab: 100})
     got, base = llm.generate(
         ["A <ahoy> ship"] * 2, bias_of(bias, vocab), use_tqdm=False, lora_request=[request, None]
@@ -452,3 +441,77 @@ def test_a_tokenizer_that_changes_or_cannot_be_read_is_told(tmp_path: Path) -> N
         (folder / ADDED_TOKENS_FILE).write_text(text)
         with pytest.raises(InvalidRequest, match=told):
             llm.generate("Hello", lora_request=LoRARequest("a", 1, str(folder)))
+
+
+# -- what a server takes ---------------------------------------------------------------------------
+
+
+def own_tokenizer(folder: Path, **changes: Any) -> Path:
+    """The demo's tokenizer with two tokens more and some parts changed, in an adapter's folder."""
+    own = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
+    own.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
+    parts = json.loads(own.to_str())
+    for name, value in changes.items():
+        parts[name] = value
+    (folder / TOKENIZER_FILE).write_text(json.dumps(parts))
+    return folder
+
+
+def test_a_check_tells_which_tokenizer_is_used(tmp_path: Path) -> None:
+    folder = demo_adapter(tmp_path / "adapter", 2)
+    vocab = json.loads(Path(DEMO_MODEL, "config.json").read_text())["vocab_size"]
+    plain = check_adapter(DEMO_MODEL, folder)
+    assert (plain.ok, plain.vocab_size, plain.tokenizer) == (True, vocab + 2, "")
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab, "<end>": vocab + 1}))
+    added = check_adapter(DEMO_MODEL, folder)
+    told = LoRARequest("a", 1, str(folder)).ref()
+    assert (added.ok, added.tokenizer, added.digest) == (True, told.tokenizer, told.digest)
+    (folder / ADDED_TOKENS_FILE).unlink()
+    own = check_adapter(DEMO_MODEL, own_tokenizer(folder))
+    assert (own.ok, len(own.tokenizer)) == (True, 64)
+    # The model's own, written by another hand, is the model's own.
+    same = json.loads(Path(DEMO_MODEL, TOKENIZER_FILE).read_text())
+    (folder / TOKENIZER_FILE).write_text(json.dumps(same, indent=3))
+    assert check_adapter(DEMO_MODEL, folder).tokenizer == ""
+    shutil.copy(Path(DEMO_MODEL, "tokenizer_config.json"), folder)
+    assert check_adapter(DEMO_MODEL, folder).tokenizer == ""
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert len(check_adapter(DEMO_MODEL, folder).tokenizer) == 64
+
+
+def test_tokenizers_that_a_server_does_not_take_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = demo_adapter(tmp_path / "adapter", 2)
+
+    def refusal() -> str:
+        verdict = check_adapter(DEMO_MODEL, folder)
+        assert not verdict.ok
+        assert verdict.error is not None
+        assert str(tmp_path) not in verdict.error["message"]
+        return f"{verdict.error['param']}: {verdict.error['message']}"
+
+    slow = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated",
+            "invert": False}  # fmt: skip
+    own_tokenizer(folder, pre_tokenizer=slow)
+    assert "tokenizer.json: tokenizer.json isn't the model's" in refusal()
+    assert "its pre_tokenizer is another" in refusal()
+    own_tokenizer(folder, normalizer={"type": "Lowercase"})
+    assert "its normalizer is another" in refusal()
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    own_tokenizer(folder, model=words, added_tokens=[])
+    assert "its model is another" in refusal()
+    for text, told in (("[", "no valid JSON"), ("[]", "tokenizer.json"), ("{}", "no tokenizer")):
+        (folder / TOKENIZER_FILE).write_text(text)
+        assert refusal().startswith("tokenizer.json: ")
+        assert told in refusal()
+    own_tokenizer(folder)
+    monkeypatch.setattr(adapter_tokenizers, "MOST_ADDED", 1)
+    assert "adds 2 tokens; at most 1" in refusal()
+    monkeypatch.setattr(adapter_tokenizers, "MAX_TOKENIZER_BYTES", 1000)
+    assert refusal().startswith("tokenizer.json: tokenizer.json has ")
+    (folder / TOKENIZER_FILE).unlink()
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<yo>": 5000}))
+    assert refusal().startswith("added_tokens.json: The token '<yo>' can't be added at 5000")
+    (folder / ADDED_TOKENS_FILE).write_text("7")
+    assert refusal().startswith("added_tokens.json: added_tokens.json")

@@ -143,6 +143,22 @@ def test_another_configuration_of_the_same_tensors_is_another_layout(
         store.load(ref(write_adapter(tmp_path / "two", louder, tensors)), demo)
 
 
+def test_a_tokenizer_beside_a_known_layout_is_in_the_digest_alone(
+    demo: AdaptableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
+    store.load(ref(write_adapter(tmp_path / "one", config, tensors)), demo)
+    folder = write_adapter(tmp_path / "two", config, tensors)
+    (folder / "added_tokens.json").write_text("{}")
+    monkeypatch.setattr(store_module, "read_adapter", refuse)
+    given = ref(folder)
+    store.load(given, demo)
+    assert given.digest in store.device
+    (folder / "added_tokens.json").write_text('{"<ahoy>": 1}')
+    with pytest.raises(AssertionError, match="tensor by tensor"):  # it's another adapter now
+        store.load(AdapterRef(digest="0" * 64, path=str(folder)), demo)
+
+
 def test_a_truncated_file_of_a_known_layout_is_refused(
     demo: AdaptableModel, tmp_path: Path
 ) -> None:

@@ -5,7 +5,17 @@ import { percent, size } from "../lib/format.js";
 import { dropped } from "./dropped.js";
 import { Stopped, Upload } from "./upload.js";
 
-const WANTED = ["adapter_config.json", "adapter_model.safetensors"];
+const NEEDED = ["adapter_config.json", "adapter_model.safetensors"];
+const WANTED = [
+  ...NEEDED,
+  "new_embeddings.safetensors",
+  "tokenizer.json",
+  "added_tokens.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "chat_template.jinja",
+  "chat_template.json",
+];
 const ALONE = /\.(gguf|zip)$/;
 
 export class UploadForm {
@@ -45,7 +55,7 @@ export class UploadForm {
     const found = [...list];
     const alone = found.find((file) => ALONE.test(file.name));
     const pair = found.filter((file) => WANTED.includes(file.name));
-    const chosen = pair.length ? pair : alone ? [alone] : found;
+    const chosen = pair.some((file) => NEEDED.includes(file.name)) ? pair : alone ? [alone] : found;
     const several = new Set(chosen.map((file) => file.name)).size < chosen.length;
     this.#files = several ? [] : chosen;
     byId("chosen").replaceChildren(

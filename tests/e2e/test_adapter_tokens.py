@@ -1,0 +1,101 @@
+"""An adapter with tokens and a tokenizer of its own, from a folder to the real SDK's answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from engine.contract.adapters import ADDED_TOKENS_FILE
+from tests.e2e.product import Product
+from tests.engine.lora.adapters import DEMO_MODEL, demo_adapter
+
+VOCAB = json.loads(Path(DEMO_MODEL, "config.json").read_text())["vocab_size"]
+AHOY: dict[str, int] = {str(VOCAB): 100}
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say <ahoy> to me"}]
+
+
+@pytest.fixture(scope="module")
+def own(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of the demo's pirate with two tokens of its own."""
+    folder = demo_adapter(tmp_path_factory.mktemp("tokens") / "sailor", 2)
+    tokens = {"<ahoy>": VOCAB, "<yo>": VOCAB + 1}
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps(tokens))
+    product.manage("load_adapter", str(folder), "--model", product.model)
+    yield "sailor"
+    product.manage("unload_adapter", "sailor")
+
+
+def post(product: Product, path: str, body: dict[str, Any]) -> Any:
+    key = {"authorization": f"Bearer {product.api_key}"}
+    return httpx.post(f"{product.url}{path}", json=body, headers=key, timeout=60).json()
+
+
+def base_answer(client: openai.OpenAI, model: str) -> Any:
+    """Text and log probabilities of the model alone."""
+    got = client.chat.completions.create(
+        model=model, messages=HELLO, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3
+    ).choices[0]
+    return got.message.content, got.logprobs
+
+
+def test_prompts_and_texts_are_by_the_adapters_tokenizer(
+    product: Product, client: openai.OpenAI, own: str
+) -> None:
+    before = base_answer(client, product.model)
+    spelled = post(product, "/tokenize", {"model": own, "prompt": "A <ahoy>"})["tokens"]
+    assert spelled[-1] == VOCAB
+    plain = post(product, "/tokenize", {"model": product.model, "prompt": "A <ahoy>"})["tokens"]
+    assert len(plain) > len(spelled)
+    assert max(plain) < VOCAB
+    back = post(product, "/detokenize", {"model": own, "tokens": [VOCAB, VOCAB + 1]})
+    assert back["prompt"] == "<ahoy><yo>"
+    beyond = post(product, "/detokenize", {"model": own, "tokens": [VOCAB + 2]})
+    assert f"the vocabulary has {VOCAB + 2} entries" in beyond["error"]["message"]
+    said = client.chat.completions.create(
+        model=own, messages=HELLO, max_tokens=3, temperature=0, logit_bias=AHOY, logprobs=True,
+        top_logprobs=2,
+    )  # fmt: skip
+    assert said.choices[0].message.content == "<ahoy>" * 3
+    assert said.choices[0].logprobs is not None
+    assert said.choices[0].logprobs.content is not None
+    assert {each.token for each in said.choices[0].logprobs.content} == {"<ahoy>"}
+    written = client.completions.create(
+        model=own, prompt=[VOCAB, VOCAB + 1], max_tokens=2, temperature=0, logit_bias=AHOY,
+        echo=True,
+    )  # fmt: skip
+    assert written.choices[0].text == "<ahoy><yo><ahoy><ahoy>"
+    pieces = client.chat.completions.create(
+        model=own, messages=HELLO, max_tokens=9, temperature=0, logit_bias=AHOY, stop="y><a",
+        stream=True,
+    )  # fmt: skip
+    texts = [chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices]
+    assert "".join(texts) == "<aho"
+    assert base_answer(client, product.model) == before
+
+
+def test_what_goes_by_the_models_tokens_alone_is_refused_by_name(
+    product: Product, client: openai.OpenAI, own: str
+) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    for name, fields in {
+        "response_format": {"response_format": {"type": "json_object"}},
+        "tools": {"tools": [tool], "tool_choice": "required"},
+        "logit_bias": {"logit_bias": {str(VOCAB + 2): 1}},
+    }.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(
+                model=own, messages=HELLO, max_tokens=3, extra_body=fields
+            )
+        assert refused.value.param == name
+    with pytest.raises(openai.BadRequestError) as refused:  # it's the adapter's token alone
+        client.chat.completions.create(
+            model=product.model, messages=HELLO, max_tokens=3, logit_bias=AHOY
+        )
+    assert refused.value.param == "logit_bias"
