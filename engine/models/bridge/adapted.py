@@ -144,6 +144,15 @@ class AdaptedModules:
         if head is None or table is None or head.out_features != len(table):
             self.output = ""
 
+    def clear(self) -> None:
+        """None may be changed any more: let go of their layers, which go elsewhere."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self.linears.clear()
+        self.biased.clear()
+        self.embedding, self.output = None, ""
+
     def add(self, y: Tensor, x: Tensor, uses: list[LoraUse]) -> None:
         """Change y [rows, outputs] in place."""
         self._ops.add_lora(y, x, uses)

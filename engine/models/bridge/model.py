@@ -65,6 +65,7 @@ class BridgeModel:
 
     def to_device(self, ops: KernelSet) -> None:
         """Run on other kernels from now on; see `linear.move`."""
+        self.adapted.clear()  # they'd keep the host's weights
         move(self.model, ops)
         # A copy of its own: the runner puts its attention into it.
         self.ops = copy.copy(ops)
