@@ -43,8 +43,8 @@ async_scheduling attention_backend batch_invariant calculate_kv_scales chat_temp
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode
 disable_hybrid_kv_cache_manager enable_prompt_embeds enable_sleep_mode generation_config
 hf_overrides io_processor_plugin logits_processors long_prefill_token_threshold model_impl
-optimization_level pooler_config reasoning_parser runner scheduling_policy speculative_config
-tool_call_parser
+optimization_level override_generation_config pooler_config reasoning_parser runner
+scheduling_policy speculative_config tool_call_parser
 """
 LATER = set(_LATER.split())
 #: What Quire alone has.

@@ -16,7 +16,7 @@ from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.devices.device import CacheNeed, RunnerParts
-from engine.executor.in_process import InProcessExecutor
+from engine.executor.drafts import _check_device
 from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
@@ -110,8 +110,7 @@ def test_heads_are_refused_by_name(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "runs_heads", False)
-    checked = InProcessExecutor.__new__(InProcessExecutor)
-    checked.device = CpuDevice(EngineConfig(model=str(model_folder("llama"))))
-    checked._check_drafts(False)
+    device = CpuDevice(EngineConfig(model=str(model_folder("llama"))))
+    _check_device(device, heads=False)
     with pytest.raises(ConfigError, match=r"heads aren't supported .* suffix and draft_model are"):
-        checked._check_drafts(True)
+        _check_device(device, heads=True)

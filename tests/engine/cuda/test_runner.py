@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import LLM, AdapterLogitsProcessor, SamplingParams
+from engine.speculative.step_costs import StepCosts
 from engine.worker.collect import collect
 from engine.worker.cuda.forward import DeviceForward
 from kernels.attention.args import AttentionArgs
@@ -207,6 +208,8 @@ def test_drafts_are_checked_step_by_step(
 ) -> None:
     """Several tokens of a sequence in a step, some of which hold and some of which don't."""
     monkeypatch.setattr(OnDevice, "strict", False)
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     folder, apart = model_folder("llama"), {"async_scheduling": False}
     plain = token_ids(device.engine(folder, **apart), params)
