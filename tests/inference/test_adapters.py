@@ -290,6 +290,23 @@ async def test_every_endpoint_answers_through_an_adapter(
     assert [each.adapter.digest for each in replica.received if each.adapter] == [version.digest]
 
 
+async def left_midway(gateway: Gateway, body: dict[str, Any]) -> str:
+    """Read a few events of a stream and leave it; the id of the last one."""
+    exchange = gateway.client.open("POST", "/v1/chat/completions", body)
+    seen = b""
+    await exchange.head()
+    async for chunk in exchange.chunks():
+        seen += chunk
+        if seen.count(b"\n\n") >= 5:
+            break
+    await exchange.leave()
+    await gateway.usage()
+    await get_engine_client().journal.save()
+    whole = seen[: seen.rfind(b"\n\n") + 2]
+    last: bytes = re.findall(rb"^id: (.*)$", whole, re.MULTILINE)[-1]
+    return last.decode()
+
+
 async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_that_it_began_with(
     gateway: Gateway, live: Any
 ) -> None:
@@ -297,19 +314,9 @@ async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_tha
     first = await live(gateway.rows.tenant, seed=1)
     async with gateway.serving(gateway.fake(token_delay=0.02)) as replica:
         body = chat("tone", stream=True) | {"max_tokens": 200}
-        exchange = gateway.client.open("POST", "/v1/chat/completions", body)
-        seen = b""
-        await exchange.head()
-        async for chunk in exchange.chunks():
-            seen += chunk
-            if seen.count(b"\n\n") >= 5:
-                break
-        await exchange.leave()
-        await gateway.usage()
-        await get_engine_client().journal.save()
-        last = re.findall(rb"^id: (.*)$", seen[: seen.rfind(b"\n\n") + 2], re.MULTILINE)[-1]
+        last = await left_midway(gateway, body)
         second = await live(gateway.rows.tenant, seed=2)
-        after = {"last-event-id": last.decode()}
+        after = {"last-event-id": last}
         rest = await gateway.client.open(
             "POST", "/v1/chat/completions", body, headers=after
         ).reply()
@@ -417,19 +424,9 @@ async def test_a_stream_that_goes_on_keeps_the_tokenizer_it_began_with(
     async with gateway.serving(slow) as replica:
         hello = [{"role": "user", "content": "<one> <two>"}]
         body = chat("tone", stream=True, messages=hello, logit_bias={"7": 1}) | {"max_tokens": 90}
-        exchange = gateway.client.open("POST", "/v1/chat/completions", body)
-        seen = b""
-        await exchange.head()
-        async for chunk in exchange.chunks():
-            seen += chunk
-            if seen.count(b"\n\n") >= 5:
-                break
-        await exchange.leave()
-        await gateway.usage()
-        await get_engine_client().journal.save()
-        last = re.findall(rb"^id: (.*)$", seen[: seen.rfind(b"\n\n") + 2], re.MULTILINE)[-1]
+        last = await left_midway(gateway, body)
         await live(gateway.rows.tenant, **bringing(gateway, "<two>"))
-        after = {"last-event-id": last.decode()}
+        after = {"last-event-id": last}
         path = "/v1/chat/completions"
         rest = await gateway.client.open("POST", path, body, headers=after).reply()
         assert rest.status == 200, rest.body
