@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from engine.contract.errors import InvalidRequest
 from engine.contract.protocol import KEY_PREFIX
+from inference.template_kwargs import check_template_kwargs
 
 MIB = 1 << 20
 
@@ -35,6 +39,9 @@ class GatewaySettings:
         chat_template_content_format: how chat templates get a message's content: "string", "openai"
             (a list of parts) or "auto", what each template's source tells.
         response_role: the role that answers to chats have.
+        default_chat_template_kwargs: variables of chat templates, where a chat doesn't set them.
+        return_tokens_as_token_ids: name tokens by id in log probabilities, unless a request says.
+        force_include_usage: streams end with their usage, whether they asked for it or not.
         per_request_metrics: have answers tell how long they took, see `generation.figures`.
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
@@ -75,6 +82,9 @@ class GatewaySettings:
     request_chat_templates: bool = False
     chat_template_content_format: str = "auto"
     response_role: str = "assistant"
+    default_chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    return_tokens_as_token_ids: bool = False
+    force_include_usage: bool = False
     per_request_metrics: bool = False
     max_prompts: int = 2048
     max_choices: int = 2048
@@ -95,6 +105,12 @@ class GatewaySettings:
     metrics_tenants: int = 100
     otlp_traces_endpoint: str = ""
     health_grace_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        try:
+            check_template_kwargs(self.default_chat_template_kwargs)
+        except InvalidRequest as error:
+            raise ImproperlyConfigured(f"DEFAULT_CHAT_TEMPLATE_KWARGS: {error.message}") from error
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from inference.chat.parsers import ModelParsers
 from inference.chat.thinking import (
     counted_thinking,
     prompt_is_inside,
-    template_switches,
+    template_variables,
     thinking_params,
     unfollowed,
 )
@@ -111,8 +111,7 @@ def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) ->
 
 async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
     """The chat's token ids."""
-    template = served.tokenizer.chat_template or ""
-    switches = template_switches(chat, template)
+    variables = template_variables(chat, served.tokenizer.chat_template or "")
     messages = await beside(_messages, chat, served.tokenizer)
     tools = await beside(lambda: chat.tools_in_use)
     token_ids = await chat_token_ids(
@@ -124,7 +123,7 @@ async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
         continue_final_message=bool(chat.continue_final_message),
         chat_template=chat.chat_template,
         documents=chat.documents,
-        **(switches | (chat.chat_template_kwargs or {})),
+        **variables,
     )
     return with_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
 

@@ -48,7 +48,7 @@ class ChatOptions:
             role=role,
             echo=str(last.content) if echoes else "",
             top_logprobs=chat.logprobs_wanted,
-            names=TokenNames(job.served.tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
+            names=TokenNames(job.served.tokenizer, as_ids=chat.tokens_as_ids),
             parsers=parsers,
             return_token_ids=bool(chat.return_token_ids),
             include_usage=chat.include_usage,

@@ -10,6 +10,7 @@ from inference.chat.parsers import ModelParsers
 from inference.openai.schemas import ChatRequest
 from inference.reasoning import ReasoningParser
 from inference.reasoning.base import Marks
+from inference.settings import gateway_settings
 
 #: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
 BUDGETS: dict[str, int | None] = {
@@ -44,7 +45,16 @@ def unfollowed(
     return tuple(names)
 
 
-def template_switches(chat: ChatRequest, template: str) -> dict[str, Any]:
+def template_variables(chat: ChatRequest, template: str) -> dict[str, Any]:
+    """Variables for the chat template: the operator's, what `reasoning_effort` sets, the chat's."""
+    return {
+        **gateway_settings().default_chat_template_kwargs,
+        **_switches(chat, chat.chat_template or template),
+        **(chat.chat_template_kwargs or {}),
+    }
+
+
+def _switches(chat: ChatRequest, template: str) -> dict[str, Any]:
     """Variables for the chat template that `reasoning_effort` sets."""
     effort = chat.reasoning_effort
     if effort is None:
@@ -74,7 +84,7 @@ def prompt_is_inside(
 
 def _switched(chat: ChatRequest, parser: type[ReasoningParser], template: str) -> bool | None:
     """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
-    given = template_switches(chat, template) | (chat.chat_template_kwargs or {})
+    given = template_variables(chat, template)
     known = {name: value for name, value in given.items() if name in template}
     on = parser.switched(known)
     return None if on and not parser.opened else on

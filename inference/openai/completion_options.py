@@ -50,9 +50,7 @@ class CompletionOptions:
             n=completion.n or 1,
             echoes=echoes,
             logprobs=completion.logprobs,
-            names=TokenNames(
-                job.served.tokenizer, as_ids=bool(completion.return_tokens_as_token_ids)
-            ),
+            names=TokenNames(job.served.tokenizer, as_ids=completion.tokens_as_ids),
             shows_output=not completion.scores_prompt_only,
             return_token_ids=bool(completion.return_token_ids),
             include_usage=completion.include_usage,

@@ -4,10 +4,11 @@ What is read is remembered, with its default: `config.in_force` shows it to oper
 """
 
 import ipaddress
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -99,6 +100,17 @@ def words(name: str, default: list[str]) -> list[str]:
     if text is None:
         return _noted(name, default, default)
     return _noted(name, [word.strip() for word in text.split(",") if word.strip()], default)
+
+
+def mapping(name: str) -> dict[str, Any]:
+    """A JSON object; unset: an empty one. Raises ImproperlyConfigured for anything else."""
+    try:
+        found = json.loads(os.environ.get(name, "").strip() or "{}")
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name} must be a JSON object: {error}.") from None
+    if not isinstance(found, dict):
+        raise ImproperlyConfigured(f"{name} must be a JSON object.")
+    return _noted(name, found, {})
 
 
 def networks(name: str) -> tuple[str, ...]:

@@ -43,6 +43,12 @@ QUIRE = {
     "CHAT_TEMPLATE_CONTENT_FORMAT": env.text("QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT", "auto"),
     # The role that answers to chats have.
     "RESPONSE_ROLE": env.text("QUIRE_RESPONSE_ROLE", "assistant"),
+    # Variables of chat templates, where a chat doesn't set them.
+    "DEFAULT_CHAT_TEMPLATE_KWARGS": env.mapping("QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS"),
+    # Log probabilities name tokens by id, where a request doesn't say.
+    "RETURN_TOKENS_AS_TOKEN_IDS": env.flag("QUIRE_RETURN_TOKENS_AS_TOKEN_IDS"),
+    # Streams end with their usage, whether they asked for it or not.
+    "FORCE_INCLUDE_USAGE": env.flag("QUIRE_FORCE_INCLUDE_USAGE"),
     # Have answers tell how long they took.
     "PER_REQUEST_METRICS": env.flag("QUIRE_PER_REQUEST_METRICS"),
     "DEMO_MODEL": BASE_DIR / "demo" / "model",

@@ -81,6 +81,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_REQUEST_CHAT_TEMPLATES": "Let clients send chat templates.",
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": "How templates get content: auto, string, openai.",
         "QUIRE_RESPONSE_ROLE": "Role of answers to chats.",
+        "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": "Variables of chat templates, as JSON.",
+        "QUIRE_RETURN_TOKENS_AS_TOKEN_IDS": "Name tokens of log probabilities by id.",
+        "QUIRE_FORCE_INCLUDE_USAGE": "End all streams with their usage.",
         "QUIRE_PER_REQUEST_METRICS": "Have answers tell how long they took.",
     },
     "Work behind the scenes": {

@@ -51,7 +51,8 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
         *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice=false", "--no-worker"),
         *("--enable_per_request_metrics", "--trust-request-chat-template"),
-        *("--h11-max-header-count", "64"),
+        *("--h11-max-header-count", "64", "--enable-force-include-usage"),
+        *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
         PYTHONPATH=str(short_tmp),
     ) as instance:
         tls = ssl.create_default_context(cafile=cert)
@@ -108,6 +109,27 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
     assert get(served, "/v1/models/fourth").status_code == 404
 
 
+def test_streams_end_with_their_usage_and_templates_have_the_servers_variables(
+    served: dict[str, Any],
+) -> None:
+    headers = {"Authorization": f"Bearer {GIVEN}"}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 2,
+        "chat_template": "{{ enable_thinking is false }}",
+    }
+    streamed = served["client"].post(
+        "/v1/chat/completions", headers=headers, json=chat | {"stream": True}
+    )
+    *_, last, done = streamed.text.strip().split("\n\n")
+    assert done.endswith("[DONE]")
+    assert json.loads(last[last.index("{") :])["usage"]["completion_tokens"] == 2
+    rendered = served["client"].post("/v1/chat/completions/render", headers=headers, json=chat)
+    tokens = {"tokens": rendered.json()["token_ids"]}
+    text = served["client"].post("/detokenize", headers=headers, json=tokens).json()["prompt"]
+    assert text == "True"
+
+
 def test_keys_of_ones_own_work_beside_those_that_are_made(served: dict[str, Any]) -> None:
     assert get(served, "/v1/models", served["api_key"]).status_code == 200
     for wrong in (f"{GIVEN}4", GIVEN[:-1], GIVEN.upper(), "given-"):
@@ -155,7 +177,9 @@ def test_help_and_both_names_of_the_command() -> None:
         ({"api_key": ["sk-mine"]}, "An API key has 8 to 62 printable characters."),
         ({"lora_modules": ["a"]}, "--lora-modules takes NAME=PATH"),
         ({"vllm_enable_ssl_refresh": True}, "--enable-ssl-refresh can't be used"),
-        ({"vllm_default_chat_template_kwargs": "{}"}, "send chat_template_kwargs with each"),
+        ({"default_chat_template_kwargs": "{"}, "kwargs must be a JSON object: Expecting"),
+        ({"default_chat_template_kwargs": "[]"}, "kwargs must be a JSON object; got '[]'."),
+        ({"default_chat_template_kwargs": '{"tools": 1}'}, "can't hold 'tools'"),
         ({"middleware": ["nowhere.Class"]}, "--middleware nowhere.Class can't be imported"),
         ({"middleware": ["json.__name__"]}, "is no class and no function"),
         ({"root_path": "quire"}, "--root-path must begin"),

@@ -107,7 +107,7 @@ class GenerateRequest(FailsFast):
     metadata: Metadata | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = False
-    return_tokens_as_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def sticky(self) -> str:
@@ -153,13 +153,20 @@ class GenerateRequest(FailsFast):
     @property
     def include_usage(self) -> bool:
         """A last chunk with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        asked = self.stream_options is not None and self.stream_options.include_usage
+        return bool(asked) or gateway_settings().force_include_usage
 
     @property
     def continuous_usage(self) -> bool:
         """Usage so far on every chunk."""
         options = self.stream_options
-        return bool(options and options.include_usage and options.continuous_usage_stats)
+        return bool(options and options.continuous_usage_stats and self.include_usage)
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        """Whether log probabilities name tokens by id."""
+        asked = self.return_tokens_as_token_ids
+        return gateway_settings().return_tokens_as_token_ids if asked is None else asked
 
     def ignored_fields(self) -> list[str]:
         """Fields without effect: see `ignored_names`."""

@@ -20,23 +20,9 @@ from inference.openai.schemas.messages import Messages
 from inference.openai.schemas.sampling import SamplingFields
 from inference.openai.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
 from inference.settings import gateway_settings
+from inference.template_kwargs import check_template_kwargs
 from inference.tools import ToolFunction
 from inference.validation import describe_validation_error
-
-#: Names that `render_chat` gives a meaning of its own.
-RESERVED_KWARGS = frozenset(
-    {
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenizer",
-        "limits",
-        "content_format",
-    }
-)
-
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -115,16 +101,7 @@ class ChatRequest(SamplingFields):
             raise UnsupportedField(
                 "This server takes no chat templates from requests.", param="chat_template"
             )
-        for name in self.chat_template_kwargs or {}:
-            if name == "chat_template":
-                raise UnsupportedField(
-                    "chat_template_kwargs can't hold a chat template.",
-                    param="chat_template_kwargs.chat_template",
-                )
-            if name in RESERVED_KWARGS or not name.isidentifier() or name.startswith("_"):
-                raise InvalidRequest(
-                    f"chat_template_kwargs can't hold {name[:50]!r}.", param="chat_template_kwargs"
-                )
+        check_template_kwargs(self.chat_template_kwargs or {})
         if self.continue_final_message and self.add_generation_prompt:
             if "add_generation_prompt" in self.model_fields_set:
                 raise InvalidRequest(

@@ -15,9 +15,10 @@ from django.utils.module_loading import import_string
 
 from config.environment import note_flags
 from config.up.adapters import given_modules
-from engine.contract.errors import ConfigError
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.tracing import check_endpoint
 from engine.text.messages import CONTENT_FORMATS
+from inference.template_kwargs import check_template_kwargs
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,6 @@ OTHERS = (
     ),
     ServerFlag("--h11-max-incomplete-event-size", "headers are always bounded.", words="1"),
     ServerFlag("--h11-max-header-count", "headers are always bounded.", words="1"),
-    *(
-        ServerFlag(flag, f"send {field} with each request.", refuse=True, words=words)
-        for flag, field, words in (
-            ("--default-chat-template-kwargs", "chat_template_kwargs", "1"),
-            ("--return-tokens-as-token-ids", "return_tokens_as_token_ids", None),
-            ("--enable-force-include-usage", "stream_options.include_usage", None),
-        )
-    ),
     ServerFlag("--enable-log-outputs", "answers are never logged.", refuse=True),
     ServerFlag("--tool-server", "tools are run by clients.", refuse=True, words="1"),
     ServerFlag("--tokens-only", "narrow what keys may do by their scopes.", refuse=True),
@@ -100,6 +93,22 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        metavar="JSON",
+        help='variables of the chat template, such as {"enable_thinking": false}; a chat\'s own '
+        "chat_template_kwargs go before them",
+    )
+    group.add_argument(
+        "--return-tokens-as-token-ids",
+        action=argparse.BooleanOptionalAction,
+        help="name tokens token_id:N in log probabilities, where a request doesn't say",
+    )
+    group.add_argument(
+        "--enable-force-include-usage",
+        action=argparse.BooleanOptionalAction,
+        help="end each stream of a chat or completion with its usage, asked for or not",
     )
     group.add_argument(
         "--lora-modules",
@@ -207,6 +216,9 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
         "QUIRE_RESPONSE_ROLE": options["response_role"],
+        "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": _template_kwargs(options),
+        "QUIRE_RETURN_TOKENS_AS_TOKEN_IDS": "1" if options["return_tokens_as_token_ids"] else None,
+        "QUIRE_FORCE_INCLUDE_USAGE": "1" if options["enable_force_include_usage"] else None,
         "QUIRE_REQUEST_CHAT_TEMPLATES": "1" if options["trust_request_chat_template"] else None,
         "QUIRE_PER_REQUEST_METRICS": "1" if options["enable_per_request_metrics"] else None,
         "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
@@ -217,6 +229,25 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _template_kwargs(options: Mapping[str, Any]) -> str | None:
+    """A JSON object of variables that a chat template may be given, or nothing."""
+    text = options["default_chat_template_kwargs"]
+    if text is None:
+        return None
+    flag = "--default-chat-template-kwargs"
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"{flag} must be a JSON object: {error}.") from None
+    if not isinstance(found, dict):
+        raise CommandError(f"{flag} must be a JSON object; got {text!r}.")
+    try:
+        check_template_kwargs(found)
+    except InvalidRequest as error:
+        raise CommandError(f"{flag}: {error.message}") from error
+    return json.dumps(found)
 
 
 def _words(options: Mapping[str, Any], name: str) -> str | None:
