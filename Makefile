@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
-# Processes that share the tests out, file by file: more than two cores, for many tests wait for a browser or a process.
-WORKERS ?= 3
+# Processes that share the tests out, file by file: twice two cores, for many tests wait for a browser or a process.
+WORKERS ?= 4
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input

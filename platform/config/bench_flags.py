@@ -10,6 +10,8 @@ from django.conf import settings
 
 from engine.contract.config import add_cli_args
 
+#: Forms that take an engine's settings.
+WITH_ENGINE = ("latency", "throughput", "ablations")
 OWN_FLAGS = frozenset({"model", "served_model_name"})
 
 

@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from config.management.commands.bench import Command
 from engine.bench import http_load
 from engine.bench.ceilings import Ceilings
 from engine.bench.http_load import Sample
 
 KEY = "secret"
+DEMO = Path(__file__).resolve().parents[2] / "demo" / "model"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -240,3 +243,17 @@ def test_a_table_of_gains_names_its_engine(tmp_path: Path) -> None:
     row = json.loads(out.read_text())
     assert f"{row['weights']}, {row['kernels']}\n" in said
     assert "experts          skipped: " in said
+
+
+def test_engine_settings_may_come_from_a_file(tmp_path: Path, capsys: Any) -> None:
+    """The context that the file gives is too short for what is measured by default."""
+    file = tmp_path / "engine.yaml"
+    file.write_text("max_model_len: 64\n")
+    words = ["manage.py", "bench", "latency", "--model", str(DEMO), "--config"]
+    with pytest.raises(SystemExit):
+        Command().run_from_argv([*words, str(file)])
+    assert "don't fit the model's context of 64" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv([*words, str(tmp_path / "none.yaml")])
+    assert ended.value.code == 2
+    assert "none.yaml can't be read" in capsys.readouterr().err

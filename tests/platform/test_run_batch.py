@@ -25,6 +25,7 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
     folder = short_tmp / "run_batch"
     folder.mkdir()
     model = tiny_model_folder(folder / "model")
+    (folder / "engine.yaml").write_text("seed: 3\n")
     lines = as_lines(
         [
             *(request_line(number, body={"model": "m"}) for number in range(5)),
@@ -33,7 +34,8 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
             request_line(7) | {"custom_id": 7},
         ]
     ) + b"{\n\n"  # fmt: skip
-    done = run(folder, lines, "--model", str(model), "--served-model-name", "m", "--seed", "3")
+    settings = ("--config", str(folder / "engine.yaml"), "--max_model_len", "256")
+    done = run(folder, lines, "--model", str(model), "--served-model-name", "m", *settings)
     assert "5 completed, 4 failed" in done.stderr
     results = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     by_id = {result["custom_id"]: result for result in results}
@@ -64,6 +66,12 @@ def test_what_can_not_work_is_said_in_a_line_and_leaves_no_file(
     assert said in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_settings_that_cant_be_read_are_a_mistake_of_the_command_line(tmp_path: Path) -> None:
+    failed = run(tmp_path, as_lines([]), "--config", "nowhere.yaml", check=False)
+    assert failed.returncode == 2
+    assert "run_batch: --config nowhere.yaml can't be read" in failed.stderr
 
 
 async def test_what_a_proxy_says_instead_is_an_error() -> None:

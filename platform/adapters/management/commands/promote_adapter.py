@@ -21,9 +21,17 @@ class Command(QuireCommand):
         """Which version, under which name, for how many."""
         add_adapter_arguments(parser)
         parser.add_argument(
-            "version", type=int, nargs="?", help="its number (default: the newest that passed)"
+            "version",
+            type=int,
+            nargs="?",
+            help="its number (default: the newest whose check passed)",
         )
-        parser.add_argument("--alias", default="", metavar="NAME", help="(default: its own name)")
+        parser.add_argument(
+            "--alias",
+            default="",
+            metavar="NAME",
+            help="name that requests use (default: the adapter's own)",
+        )
         parser.add_argument(
             "--percent", type=int, default=100, metavar="N", help="of the requests (default: 100)"
         )

@@ -20,7 +20,12 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Which name."""
         add_adapter_arguments(parser)
-        parser.add_argument("--alias", default="", metavar="NAME", help="(default: its own name)")
+        parser.add_argument(
+            "--alias",
+            default="",
+            metavar="NAME",
+            help="name that requests use (default: the adapter's own)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Through the action."""

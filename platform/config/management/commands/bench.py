@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from argparse import ArgumentParser
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.management.base import BaseCommand, CommandError
 
-from config.bench_flags import add_forms
+from config.bench_flags import WITH_ENGINE, add_forms
+from engine.contract.command_line import expanded
 from engine.contract.config import EngineConfig
-from engine.contract.errors import QuireError
+from engine.contract.errors import ConfigError, QuireError
 
 
 class Command(BaseCommand):
@@ -28,6 +30,16 @@ class Command(BaseCommand):
         "bits, can exceed them."
     )
     requires_system_checks: list[str] = []
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Read the command line; of the forms that run an engine as the engine's own."""
+        if argv[2:3] and argv[2] in WITH_ENGINE:
+            try:
+                argv = [*argv[:3], *expanded(argv[3:])]
+            except ConfigError as error:
+                self.stderr.write(f"{argv[1]}: {error.message}")
+                sys.exit(2)
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_forms(parser)

@@ -31,6 +31,7 @@ class Command(QuireCommand):
         parser.add_argument("model", metavar="PATH_OR_HUB_ID", help="folder, file or hub id")
         parser.add_argument("--json", action="store_true", help="an object a line, not a table")
         add_cli_args(parser, skip=NAMED)
+        parser.usage = "%(prog)s [--json] [engine settings] PATH_OR_HUB_ID"
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Load, then print."""

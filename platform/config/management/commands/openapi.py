@@ -20,7 +20,9 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Where to."""
-        parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
+        parser.add_argument(
+            "-o", "--output", metavar="FILE", help="where to write it (default: standard output)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """JSON in the order in which fields are described: two of the same are the same text."""

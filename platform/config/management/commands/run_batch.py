@@ -25,6 +25,7 @@ class Command(QuireCommand):
     """Answer a file of requests."""
 
     needs_database = False
+    takes_engine_settings = True
     help = (
         "Answer a file of requests in OpenAI's batch format, one JSON object a line, and write the "
         "results to another file. With --model no server needs to run: one is started for as long "
@@ -33,8 +34,10 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Files, and who answers."""
-        parser.add_argument("-i", "--input-file", required=True, metavar="FILE")
-        parser.add_argument("-o", "--output-file", required=True, metavar="FILE")
+        parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="of requests")
+        parser.add_argument(
+            "-o", "--output-file", required=True, metavar="FILE", help="where results go"
+        )
         parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="serve it for this batch")
         parser.add_argument("--served-model-name", metavar="NAME", help="what the requests call it")
         parser.add_argument("--url", help="of a server that runs")
@@ -44,6 +47,7 @@ class Command(QuireCommand):
         )
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
         add_cli_args(parser, skip=NAMED)
+        parser.usage = "%(prog)s -i FILE -o FILE [--model PATH_OR_HUB_ID] [engine settings]"
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Answer all, then put the output in its place."""

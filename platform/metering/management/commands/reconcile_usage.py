@@ -17,7 +17,7 @@ class Command(QuireCommand):
     """Hold the ledger against the engine."""
 
     help = (
-        "Hold the usage ledger against what the engine's replicas have counted themselves, by "
+        "Compare the usage ledger with what the engines have counted themselves, by "
         "tenant and model. NOT BILLED is what was computed and isn't billed by rule: behind a stop "
         "string, after a client left, of answers that failed. DIFFERENCE must be 0; where it "
         "isn't, or where a request was never settled, the exit status is 1."
@@ -30,7 +30,7 @@ class Command(QuireCommand):
             type=int,
             default=2,
             metavar="N",
-            help="of days (UTC), today among them; at most 35 (default: %(default)s)",
+            help="days (UTC) to compare, today included; at most 35 (default: %(default)s)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
