@@ -52,12 +52,15 @@ def paged(
     heads: tuple[int, int] = (32, 8),
     scales: str = "none",
     features: bool = False,
+    window: bool = False,
     invariant: bool = False,
 ) -> None:
     """Attention of `sequences` times `queries` tokens in a context of 8192."""
     kv = empty(4096, heads[1], page, size, dtype=cache or dtype)
     scale = {"none": None, "tensor": empty(1), "token": empty(*kv.shape[:3])}[scales]
     more: dict[str, Any] = {}
+    if window:
+        more = {"sliding_window": 4096, "sinks": empty(heads[0])}
     if features:
         more = {
             "sliding_window": 4096, "soft_cap": 50.0, "sinks": empty(heads[0]),
@@ -214,6 +217,9 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 128, groups of 128": lambda: paged(1, 8192, heads=(128, 1)),
     "prefill bf16 head 64": lambda: paged(1, 8192, size=64),
     "prefill bf16 head 128": lambda: paged(1, 8192),
+    "prefill bf16 head 64, window and sinks": lambda: paged(1, 8192, size=64, window=True),
+    "prefill bf16 head 128, window and sinks": lambda: paged(1, 8192, window=True),
+    "prefill bf16 head 128, a short prompt": lambda: paged(1, 300),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
     "prefill bf16 head 256, e4m3 KV": lambda: paged(1, 8192, size=256, cache=E4M3, scales="tensor"),
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),

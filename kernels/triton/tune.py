@@ -38,9 +38,9 @@ CANDIDATES = {
         )
     ],
     "prefill": [
-        Tile(rows, keys, warps, stages)
-        for rows, keys, warps, stages in itertools.product(
-            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 6)
+        Tile(rows, keys, warps, stages, ahead=stages if ahead else 0)
+        for rows, keys, warps, stages, ahead in itertools.product(
+            (64, 128), (32, 64, 128), (4, 8), (3, 5, 7), (False, True)
         )
     ],
 }
