@@ -23,7 +23,7 @@ from kernels.triton.grouped.gemm import tile_rows
 from kernels.triton.invariant import InvariantLinear
 from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
-from kernels.triton.quantized import GroupedExperts, quantised_linear
+from kernels.triton.quantized import Fp8Linear, GroupedExperts, quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -181,6 +181,12 @@ def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
     layer(empty(rows, 4096, dtype=dtype))
 
 
+def block_product(rows: int) -> None:
+    """The same in e4m3 with scales for blocks of 128 columns, as checkpoints have it."""
+    bits = empty(6144, 4096, dtype=torch.uint8)
+    Fp8Linear(bits, empty(32, 6144), empty(6144), 128)(empty(rows, 4096, dtype=BF16))
+
+
 def plain_product(rows: int, dtype: torch.dtype) -> None:
     """A layer [6144, 4096] of floats, batch-invariant."""
     layer = InvariantLinear(empty(6144, 4096, dtype=dtype), empty(6144, dtype=dtype))
@@ -257,6 +263,9 @@ CASES: dict[str, Case] = {
     "int4 product, prefill": lambda: product("int4", 4096),
     "fp8 product, decode": lambda: product("fp8", 16),
     "fp8 product, 64 rows": lambda: product("fp8", 64),
+    "fp8 product by blocks, decode": lambda: block_product(16),
+    "fp8 product by blocks, 64 rows": lambda: block_product(64),
+    "fp8 product by blocks, prefill": lambda: block_product(4096),
     "fp8 product, prefill": lambda: product("fp8", 4096, F16),
 }
 """Each case launches one kernel or a few."""
