@@ -28,6 +28,10 @@ class LinearMaker(ABC):
     byte_zeros: bool = False
     """Whether integers of 8 bits may have zero points."""
 
+    def keeps_codes(self, coding: Coding) -> bool:
+        """Whether `StreamedCodedLinear` keeps codes of that kind, in groups of that size."""
+        return coding.kind in self.codings
+
     @abstractmethod
     def PackedLinear(
         self,

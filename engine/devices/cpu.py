@@ -10,7 +10,7 @@ import torch
 import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import TYPICAL, SpeculativeConfig
+from engine.contract.speculative import HEADS, TYPICAL, SpeculativeConfig
 from engine.devices.device import CacheNeed, Device, RunnerParts
 from engine.devices.host_memory import most_states, num_cpu_blocks
 from engine.devices.pages_ahead import PagesAhead
@@ -37,7 +37,7 @@ class CpuDevice(Device):
     times_prompts: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
-    runs_heads: ClassVar[bool] = True
+    heads: ClassVar[tuple[str, ...]] = HEADS
     runs_logits_processors: ClassVar[bool] = True
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
 

@@ -28,7 +28,12 @@ from engine.worker.cuda.inputs import Staged, stage_all
 from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import DeviceModel, capture, device_forward
+from engine.worker.cuda.setup import (
+    DeviceModel,
+    capture,
+    device_forward,
+    draft_settings,
+)
 from engine.worker.cuda.warm import warm_up_kernels
 from engine.worker.interface import Runner
 from kernels import KernelSet
@@ -48,6 +53,8 @@ class CudaDevice(Device):
     overlaps: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
+    #: Those that keep nothing in the KV cache.
+    heads: ClassVar[tuple[str, ...]] = ("medusa", "mlp_speculator")
     keeps_adapters: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = True
     token_budget: ClassVar[int] = 8192
@@ -57,7 +64,8 @@ class CudaDevice(Device):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._kept_for_graphs: int | None = None
+        #: Bytes, by whether they are of the draft model.
+        self._kept_for_graphs: dict[bool, int] = {}
         self._kept_for_adapters = 0
         self._slots: LoraSlots | None = None
 
@@ -124,12 +132,15 @@ class CudaDevice(Device):
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
         memory, size = self._profile(need), config.block_size
         block, kept = need.bytes_per_token * size, self._kept_for_adapters
+        self._kept_for_graphs = {False: memory.graphs}
         if (draft := need.draft) is not None:
-            memory = replace(memory, peak=max(memory.peak, self._profile(draft, eager=True).peak))
+            beside = self._profile(draft, is_draft=True)
+            self._kept_for_graphs[True] = beside.graphs
+            peak, graphs = max(memory.peak, beside.peak), memory.graphs + beside.graphs
+            memory = replace(memory, peak=peak, graphs=graphs)
             own = draft.bytes_per_token * size
             block += min(block // DRAFT_PART, own)
             kept += draft.blocks_per_sequence * own
-        self._kept_for_graphs = memory.graphs
         return num_gpu_blocks(
             memory,
             config.gpu_memory_utilization,
@@ -139,22 +150,26 @@ class CudaDevice(Device):
             kept,
         )
 
-    def _profile(self, need: CacheNeed, *, eager: bool = False) -> DeviceMemory:
+    def _profile(self, need: CacheNeed, *, is_draft: bool = False) -> DeviceMemory:
         """What the model takes beside its KV cache."""
-        model, config, layout = cast(DeviceModel, need.loaded.model), self.config, need.layout
-        budget, longest = need.token_budget, self._max_blocks(need.loaded.max_model_len)
+        model, layout, budget = cast(DeviceModel, need.loaded.model), need.layout, need.token_budget
+        config, longest = self._settings(is_draft, budget), self._max_blocks(need.loaded)
 
         def make_forward() -> DeviceForward | None:
-            if need.loaded.pooler is not None or eager:
+            if need.loaded.pooler is not None:
                 return None
             return device_forward(model, config, budget, longest, len(layout.groups))
 
         meter = CudaMeter(self.torch_device)
         return profile(model, config, budget, longest, need.dtype, layout, meter, make_forward)
 
-    def _max_blocks(self, max_model_len: int) -> int:
+    def _max_blocks(self, loaded: LoadedModel) -> int:
         """Blocks of a sequence of full length."""
-        return -(-max_model_len // self.config.block_size)
+        return -(-loaded.max_model_len // self.config.block_size)
+
+    def _settings(self, is_draft: bool, token_budget: int) -> EngineConfig:
+        """Those by which a model's steps are recorded."""
+        return draft_settings(self.config, token_budget) if is_draft else self.config
 
     def put_away(self, tensors: Iterator[Tensor]) -> HostCopy:
         """See `Device`: in pages that the GPU copies from at full speed."""
@@ -186,16 +201,15 @@ class CudaDevice(Device):
         ops = self.kernels if compiled else None
         sampler = Sampler(loaded.eos_token_ids, ops, custom=parts.custom)
         model = cast(DeviceModel, loaded.model)
-        longest, groups = self._max_blocks(loaded.max_model_len), len(parts.layout.groups)
+        longest, groups = self._max_blocks(loaded), len(parts.layout.groups)
         warm_up_kernels(
             model, self.config, parts.token_budget, longest, groups, loaded.model.spec.vocab_size
         )
-        # No memory is kept for graphs of a draft model.
-        config = replace(self.config, enforce_eager=True) if parts.is_draft else self.config
+        config = self._settings(parts.is_draft, parts.token_budget)
         forward = device_forward(model, config, parts.token_budget, longest, groups)
-        capture(forward, CudaMeter(device), self._kept_for_graphs)
+        capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
         batch.decodes_first = is_on("split-batches")
-        return DeviceRunner(model, batch, sampler, forward, device, parts.masks)
+        return DeviceRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
 
 
 def has_triton() -> bool:

@@ -105,9 +105,10 @@ class Device(ABC):
     runs_adapters: ClassVar[bool] = False
     #: Whether adapters that leave it are kept as they are, since host memory is where they were.
     keeps_adapters: ClassVar[bool] = True
-    #: Whether drafts may come from a model, or from heads; if not, they come from text alone.
+    #: Whether drafts may come from a model.
     runs_draft_models: ClassVar[bool] = False
-    runs_heads: ClassVar[bool] = False
+    #: Methods of `speculative_config` whose heads it runs.
+    heads: ClassVar[tuple[str, ...]] = ()
     #: Whether its runner gives `RunnerParts.custom` to its sampler.
     runs_logits_processors: ClassVar[bool] = False
     #: Whether host memory that is pinned gets to it sooner.

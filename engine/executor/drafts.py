@@ -46,7 +46,7 @@ class DeviceDrafts:
         if not wanted.computes or loaded.pooler is not None or loaded.model.stateful:
             return
         wanted = with_method(config, wanted)
-        _check_device(device, heads=wanted.method in HEADS)
+        _check_device(device, wanted.method)
         if wanted.method in HEADS:
             self.of_heads = HeadExecutor(config, wanted, device, loaded)
         else:
@@ -123,14 +123,14 @@ class DeviceDrafts:
                 each.wake_weights()
 
 
-def _check_device(device: Device, *, heads: bool) -> None:
+def _check_device(device: Device, method: str) -> None:
     """Raise `ConfigError` where the device can't draw drafts like that."""
-    if device.runs_heads if heads else device.runs_draft_models:
+    if method in device.heads or (method not in HEADS and device.runs_draft_models):
         return
-    what = "heads" if heads else "draft models"
-    known = "ngram, suffix and draft_model" if device.runs_draft_models else "ngram and suffix"
+    own = ("draft_model",) if device.runs_draft_models else ()
+    *known, last = "ngram", "suffix", *own, *device.heads
     raise ConfigError(
-        f"speculative_config: {what} aren't supported on the device {device.name}; the "
-        f"methods {known} are.",
+        f"speculative_config: drafts by {method} aren't supported on the device {device.name}; the "
+        f"methods {', '.join(known)} and {last} are.",
         param="speculative_config",
     )

@@ -152,14 +152,15 @@ class HeadExecutor:
         ops = self._device.kernels
         ends = self._target.eos_token_ids
         sampler = Sampler(ends, None if ops.name == "reference" else ops)
-        self._drawer = HeadDrawer(sampler, ends)
+        self._drawer = HeadDrawer(sampler, ends, ops.device)
         self._batch, self._sampling = batch, {}
         if isinstance(self._heads, LayerHeads):
             group, most = layout.windows.index(0), self._wanted.num_speculative_tokens
             dtype = self._target.dtype
             self._hidden = HeadMemory(self._heads, batch, group, num_blocks, dtype, most)
         else:
-            self._hidden = HiddenStates(self._heads, batch, self._target.spec.hidden_size)
+            hidden = self._target.spec.hidden_size
+            self._hidden = HiddenStates(self._heads, batch, hidden, ops.device)
         return self._hidden
 
     def draw(self, plan: HeadPlan) -> HeadResult:

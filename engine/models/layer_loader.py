@@ -30,7 +30,7 @@ from engine.models.layer_weights import (
     StateWeights,
 )
 from engine.models.spec import DecoderSpec, MoeSpec
-from engine.quantization.matrix import DenseMatrix, Matrix
+from engine.quantization.matrix import DenseMatrix, Matrix, stays_small
 from engine.quantization.report import LayerReport, report_layer
 from engine.quantization.scheme import Scheme
 from engine.quantization.scratch import Scratch
@@ -329,7 +329,8 @@ class LayerLoader:
         shared = None if experts.shared is None else self._mlp(experts.shared)
         gate = None if experts.shared_gate is None else self.linear(experts.shared_gate)
         read = read_experts(self.weights, experts.layer, moe, spec.hidden_size)
-        if fuses_experts(self.ops, spec, self.scheme.layers is not None):
+        small = self.scheme.layers is not None or self._keeps_experts(experts.layer, moe)
+        if fuses_experts(self.ops, spec, small):
             fused = FusedExperts(
                 self.ops, router, read, moe, self.dtype, spec.activation, shared, gate
             )
@@ -361,6 +362,19 @@ class LayerLoader:
         if is_on("experts"):
             return self.ops.compile_experts(made)
         return ExpertsOneByOne(self.ops, made)
+
+    def _keeps_experts(self, at: str, moe: MoeSpec) -> bool:
+        """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
+        of their own. The first one stands for all.
+        """
+        inner, hidden, first = moe.intermediate_size, self.spec.hidden_size, f"{at}{moe.experts}0"
+        if moe.layout != "split" or not self.has_packed(f"{first}.{moe.expert_names[0]}"):
+            return False
+        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+        return all(
+            stays_small(self.ops, self.matrix(f"{first}.{name}", *shape))
+            for name, shape in zip(moe.expert_names, shapes, strict=True)
+        )
 
     def _streamed_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
         """Gate over up, and down, of experts that have tensors of their own; else none.

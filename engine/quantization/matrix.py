@@ -32,7 +32,7 @@ Own = IntegerFormat | Coding
 def keeps(ops: KernelSet, own: Own) -> bool:
     """Whether these kernels keep weights of such a form."""
     if isinstance(own, Coding):
-        return own.kind in ops.codings
+        return ops.keeps_codes(own)
     bytes_with_zeros = own.bits == 8 and own.with_zeros
     return (ops.sorts_inputs or not own.order) and (ops.byte_zeros or not bytes_with_zeros)
 
@@ -66,6 +66,13 @@ class Matrix(Protocol):
 
     def as_own(self, rows: Rows) -> Integers | Codes:
         """Those rows as `own` says. Raises ValueError where it is None."""
+
+
+def stays_small(ops: KernelSet, matrix: Matrix) -> bool:
+    """Whether these kernels keep it in few bits as it is, and meet x in its own order."""
+    own = matrix.own if matrix.own is not None and keeps(ops, matrix.own) else None
+    kind = own or matrix.integers
+    return kind is not None and not (isinstance(kind, IntegerFormat) and kind.order)
 
 
 class Plain:

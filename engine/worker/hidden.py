@@ -61,9 +61,11 @@ class HiddenStates:
     whole = False
     taps: tuple[int, ...] = ()
 
-    def __init__(self, heads: Heads, batch: RunningBatch, hidden_size: int) -> None:
+    def __init__(
+        self, heads: Heads, batch: RunningBatch, hidden_size: int, device: torch.device
+    ) -> None:
         self._heads, self._batch = heads, batch
-        self._states = torch.zeros((len(batch.tokens), hidden_size))
+        self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
         #: Row -> (sequence, its tokens).
         self._of: dict[int, tuple[int, int]] = {}
 

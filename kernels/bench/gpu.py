@@ -20,6 +20,7 @@ from kernels.bench.device_timing import GpuCeilings, graphed_seconds, measure_ce
 from kernels.bench.gpu_case import GpuCase
 from kernels.bench.gpu_cases import all_cases
 from kernels.triton import load
+from kernels.triton.launch import no_device
 
 
 def row_of(case: GpuCase, seconds: float, ceilings: GpuCeilings) -> dict[str, Any]:
@@ -59,15 +60,18 @@ def run(
     if not as_json:
         write("| op | shape | us | GB/s | TFLOP/s | of ceiling | goal |")
         write("|---|---|---|---|---|---|---|")
-    good = True
+    good, found = True, False
     for case in all_cases(ops, small=smoke):
         if only not in case.op:
             continue
+        found = True
         case.check()
         row = row_of(case, graphed_seconds(case.run, device), ceilings)
         good &= row["of_ceiling"] >= case.goal
         write(json.dumps(row) if as_json else _line(row))
-    return good
+    if not found:
+        write(f"No case's name holds {only!r}.")
+    return good and found
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -86,8 +90,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose names hold this")
     parser.add_argument("--smoke", action="store_true", help="everything in small, on any device")
     options = parser.parse_args()
-    if not options.smoke and not torch.cuda.is_available():
-        print("torch sees no CUDA device.", file=sys.stderr)
+    obstacle = no_device(interpreted=options.smoke)
+    if obstacle:
+        print(obstacle, file=sys.stderr)
         return 2
     return 0 if run(as_json=options.json, only=options.only, smoke=options.smoke) else 1
 

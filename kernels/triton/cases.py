@@ -23,7 +23,7 @@ from kernels.triton.grouped.gemm import tile_rows
 from kernels.triton.invariant import InvariantLinear
 from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
-from kernels.triton.quantized import GroupedExperts, quantised_linear
+from kernels.triton.quantized import Fp8Linear, GroupedExperts, quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -52,12 +52,15 @@ def paged(
     heads: tuple[int, int] = (32, 8),
     scales: str = "none",
     features: bool = False,
+    window: bool = False,
     invariant: bool = False,
 ) -> None:
     """Attention of `sequences` times `queries` tokens in a context of 8192."""
     kv = empty(4096, heads[1], page, size, dtype=cache or dtype)
     scale = {"none": None, "tensor": empty(1), "token": empty(*kv.shape[:3])}[scales]
     more: dict[str, Any] = {}
+    if window:
+        more = {"sliding_window": 4096, "sinks": empty(heads[0])}
     if features:
         more = {
             "sliding_window": 4096, "soft_cap": 50.0, "sinks": empty(heads[0]),
@@ -178,6 +181,12 @@ def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
     layer(empty(rows, 4096, dtype=dtype))
 
 
+def block_product(rows: int) -> None:
+    """The same in e4m3 with scales for blocks of 128 columns, as checkpoints have it."""
+    bits = empty(6144, 4096, dtype=torch.uint8)
+    Fp8Linear(bits, empty(32, 6144), empty(6144), 128)(empty(rows, 4096, dtype=BF16))
+
+
 def plain_product(rows: int, dtype: torch.dtype) -> None:
     """A layer [6144, 4096] of floats, batch-invariant."""
     layer = InvariantLinear(empty(6144, 4096, dtype=dtype), empty(6144, dtype=dtype))
@@ -214,6 +223,9 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 128, groups of 128": lambda: paged(1, 8192, heads=(128, 1)),
     "prefill bf16 head 64": lambda: paged(1, 8192, size=64),
     "prefill bf16 head 128": lambda: paged(1, 8192),
+    "prefill bf16 head 64, window and sinks": lambda: paged(1, 8192, size=64, window=True),
+    "prefill bf16 head 128, window and sinks": lambda: paged(1, 8192, window=True),
+    "prefill bf16 head 128, a short prompt": lambda: paged(1, 300),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
     "prefill bf16 head 256, e4m3 KV": lambda: paged(1, 8192, size=256, cache=E4M3, scales="tensor"),
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
@@ -251,6 +263,9 @@ CASES: dict[str, Case] = {
     "int4 product, prefill": lambda: product("int4", 4096),
     "fp8 product, decode": lambda: product("fp8", 16),
     "fp8 product, 64 rows": lambda: product("fp8", 64),
+    "fp8 product by blocks, decode": lambda: block_product(16),
+    "fp8 product by blocks, 64 rows": lambda: block_product(64),
+    "fp8 product by blocks, prefill": lambda: block_product(4096),
     "fp8 product, prefill": lambda: product("fp8", 4096, F16),
 }
 """Each case launches one kernel or a few."""

@@ -15,6 +15,58 @@ KINDS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 """0 stands for a cache that isn't fp8."""
 
 
+#: Four e4m3 -> bfloat16, exactly; NaN becomes 480. Bits that are moved up stand for values 2^120
+#: times too small, and a product of two at a time makes them what they are.
+E4M3_TO_BF16 = tl.constexpr("""{
+    .reg .b32 low, high, moved, scale, minus;
+    mov.b32 scale, 0x7b807b80;
+    mov.b32 minus, 0x80008000;
+    prmt.b32 low, $2, 0, 0x1404;
+    prmt.b32 high, $2, 0, 0x3424;
+    shr.u32 moved, low, 4;
+    and.b32 moved, moved, 0x07f007f0;
+    lop3.b32 low, low, 0x80008000, moved, 0xea;
+    fma.rn.bf16x2 $0, low, scale, minus;
+    shr.u32 moved, high, 4;
+    and.b32 moved, moved, 0x07f007f0;
+    lop3.b32 high, high, 0x80008000, moved, 0xea;
+    fma.rn.bf16x2 $1, high, scale, minus;
+}""")
+#: The same as float16, by 2^8.
+E4M3_TO_F16 = tl.constexpr("""{
+    .reg .b32 low, high, moved, scale, minus;
+    mov.b32 scale, 0x5c005c00;
+    mov.b32 minus, 0x80008000;
+    prmt.b32 low, $2, 0, 0x1404;
+    prmt.b32 high, $2, 0, 0x3424;
+    shr.u32 moved, low, 1;
+    and.b32 moved, moved, 0x3f803f80;
+    lop3.b32 low, low, 0x80008000, moved, 0xea;
+    fma.rn.f16x2 $0, low, scale, minus;
+    shr.u32 moved, high, 1;
+    and.b32 moved, moved, 0x3f803f80;
+    lop3.b32 high, high, 0x80008000, moved, 0xea;
+    fma.rn.f16x2 $1, high, scale, minus;
+}""")
+
+
+@triton.jit
+def decode_weights(bits, like: tl.constexpr):
+    """uint8 of e4m3, none of them NaN -> the dtype `like`, where the device has no such floats.
+
+    Not in the interpreter, which runs no assembly.
+    """
+    if like == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            E4M3_TO_BF16, "=&r,=&r,r", [bits], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        halves = tl.inline_asm_elementwise(
+            E4M3_TO_F16, "=&r,=&r,r", [bits], dtype=tl.float16, is_pure=True, pack=4
+        )
+        return halves.to(like)
+
+
 @triton.jit
 def decode_fp8(bits, KIND: tl.constexpr):
     """uint8 -> float16, exactly: both formats are float16's with fewer bits.

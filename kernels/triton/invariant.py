@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import describe
+from kernels.codes import Codes, Coding
 from kernels.interface import LinearLayer
 from kernels.triton.attention import paged_attention
 from kernels.triton.grouped import fused_experts
@@ -137,6 +138,17 @@ class InvariantTritonKernels(TritonKernels):
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
         return _alike(super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros))
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedCodedLinear`."""
+        return _alike(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
 
     paged_attention = staticmethod(partial(paged_attention, invariant=True))
     fused_experts = staticmethod(partial(fused_experts, tile=ROWS))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from kernels.codes import Codes, Coding, check_codes, check_coding, check_order
 from kernels.errors import KernelsUnavailable
 from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
 from kernels.lora_slots import LoraSlots, Place
@@ -19,7 +20,14 @@ from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
-from kernels.triton.quantized import Int4Linear, Int8Linear, grouped_experts, quantised_linear
+from kernels.triton.quantized import (
+    Int4Linear,
+    Int8Linear,
+    QuantisedLinear,
+    coded_linear,
+    grouped_experts,
+    quantised_linear,
+)
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 
@@ -35,6 +43,7 @@ class TritonKernels(KernelSet):
     name = "triton"
     fuses_experts = True
     quantizations = ("int8", "int4", "fp8")
+    sorts_inputs = True
     edits = TritonLogitEdits()
     expert_rows: ClassVar[int | None] = None
     """Rows of a tile of quantised experts; None: by how many rows there are."""
@@ -139,6 +148,56 @@ class TritonKernels(KernelSet):
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
         kind = Int8Linear if bits == 8 else Int4Linear
         return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
+
+    def StreamedIntegerLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Integers],
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        with_minima: bool = False,
+        with_zeros: bool = False,
+        order: Tensor | None = None,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedIntegerLinear`; x is sorted once before each product."""
+        check_order(order, shape[1])
+        layer = super().StreamedIntegerLinear(
+            shape, pieces, bias, bits=bits, group_size=group_size, with_minima=with_minima,
+            with_zeros=with_zeros,
+        )  # fmt: skip
+        if order is not None:
+            cast(QuantisedLinear, layer).sort_inputs(order.to(self.device, copy=True))
+        return layer
+
+    def keeps_codes(self, coding: Coding) -> bool:
+        """See `KernelSet.keeps_codes`: e4m3, in groups that are whole blocks of a product."""
+        size = coding.group_size
+        return coding.kind == "e4m3" and size >= 32 and size & (size - 1) == 0
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedCodedLinear`; x is rounded to e4m3, as with "fp8"."""
+        check_coding(coding)
+        if not self.keeps_codes(coding):
+            return super().StreamedCodedLinear(shape, pieces, bias, coding=coding)
+        scales: list[Tensor] = []
+
+        def codes() -> Iterator[Tensor]:
+            for piece in pieces:
+                check_codes(piece, shape[1], coding)
+                scales.append(piece.scales.to(self.device, torch.float32, copy=True))
+                yield piece.codes.to(self.device)
+
+        whole, added = stacked(shape, codes()), None if bias is None else bias.to(self.device)
+        return coded_linear(whole, torch.cat(scales), added, coding.group_size)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
         """See `KernelSet.compile_experts`: those of one format in few bits run all at once."""

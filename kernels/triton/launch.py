@@ -90,6 +90,17 @@ def target_of(device: torch.device) -> Target:
     raise ValueError(f"Triton kernels need a GPU, not tensors on {device}")
 
 
+def no_device(*, interpreted: bool) -> str:
+    """Why nothing here runs these kernels, as a sentence; "" where something does.
+
+    `interpreted`: the interpreter will do.
+    """
+    if torch.cuda.is_available() or (interpreted and INTERPRETED):
+        return ""
+    way = " Set TRITON_INTERPRET=1 to run it on this CPU." if interpreted else ""
+    return f"torch sees no CUDA device.{way}"
+
+
 @contextlib.contextmanager
 def watch(watcher: Watcher, target: Target) -> Iterator[None]:
     """Within it, launches go to `watcher(kernel, grid, arguments, options)` and run nowhere."""

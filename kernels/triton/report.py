@@ -25,6 +25,7 @@ SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 COLUMNS = (
     "case", "kernel", "sm", "registers", "spilled B", "shared B", "warps", "programs an SM",
     "instructions a loop", "matrix products", "16-byte loads", "copies under way",
+    "powers beside products",
 )  # fmt: skip
 PROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 188}
 ARCHITECTURES = (80, 90, 100)
@@ -105,6 +106,7 @@ def _line(row: Row) -> str:
         made.local, f"{made.shared}{'' if row.fits else ' (too much)'}", made.warps, made.programs,
         code.loop or "", matrix, f"{code.wide_loads} of {code.loads}",
         made.waits if made.waits >= 0 else "",
+        f"{code.beside} of {code.powers}" if code.wgmma and code.powers else "",
     )  # fmt: skip
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 

@@ -30,6 +30,8 @@ class Code:
         wgmma: whether they are Hopper's, of four warps at once.
         loads, wide_loads: reads of global memory in the kernel, and those of 16 bytes a thread or
             more.
+        powers, beside: powers of two in that loop (of a softmax, say), and those of them that are
+            given while Hopper's products are under way.
     """
 
     instructions: int
@@ -38,6 +40,8 @@ class Code:
     wgmma: bool
     loads: int
     wide_loads: int
+    powers: int = 0
+    beside: int = 0
 
 
 def read(text: str) -> Code:
@@ -49,13 +53,37 @@ def read(text: str) -> Code:
     ]
     while code and code[-1][1] == "NOP":
         code.pop()
-    bodies = [[name for at, name, _ in code if low <= at <= high] for low, high in _innermost(code)]
-    body = min(bodies, key=_rank, default=[])
+    bodies = [
+        [(name, operands) for at, name, operands in code if low <= at <= high]
+        for low, high in _innermost(code)
+    ]
+    whole = min(bodies, key=lambda body: _rank([name for name, _ in body]), default=[])
+    body = [name for name, _ in whole]
     loads = [name for _, name, _ in code if name.split(".")[0] in _FROM_GLOBAL]
     wide = [name for name in loads if "128" in name or name.startswith("U")]
     matrix = [name for name in body if name.split(".")[0] in _MATRIX]
     wgmma = any(name.split(".")[0] in ("HGMMA", "QGMMA", "IGMMA") for name in matrix)
-    return Code(len(code), len(body), len(matrix), wgmma, len(loads), len(wide))
+    powers = sum(name.startswith("MUFU.EX2") for name in body)
+    return Code(
+        len(code), len(body), len(matrix), wgmma, len(loads), len(wide), powers, _beside(whole)
+    )
+
+
+def _beside(body: Sequence[tuple[str, str]]) -> int:
+    """Powers of two of a loop between a product of four warps and the wait for it.
+
+    What is under way at its end still is at its beginning.
+    """
+    under_way, found = False, 0
+    for turn in range(2):
+        for name, operands in body:
+            if name.startswith("HGMMA"):
+                under_way = True
+            elif name.startswith("WARPGROUP.DEPBAR") and operands.rstrip().endswith("0x0"):
+                under_way = False
+            elif turn and under_way and name.startswith("MUFU.EX2"):
+                found += 1
+    return found
 
 
 def _rank(body: Sequence[str]) -> tuple[int, int, int]:

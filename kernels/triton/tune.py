@@ -28,7 +28,7 @@ from kernels.bench.gpu_cases import paged_batch
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention.tiles import INTERPRETED, TABLE, Tile, architecture_of
 from kernels.triton.launch import INTERPRETED as IN_INTERPRETER
-from kernels.triton.launch import target_of, watch
+from kernels.triton.launch import no_device, target_of, watch
 
 CANDIDATES = {
     "decode": [
@@ -38,9 +38,9 @@ CANDIDATES = {
         )
     ],
     "prefill": [
-        Tile(rows, keys, warps, stages)
-        for rows, keys, warps, stages in itertools.product(
-            (64, 128), (32, 64, 128), (4, 8), (2, 3, 4, 6)
+        Tile(rows, keys, warps, stages, ahead=stages if ahead else 0)
+        for rows, keys, warps, stages, ahead in itertools.product(
+            (64, 128), (32, 64, 128), (4, 8), (3, 5, 7), (False, True)
         )
     ],
 }
@@ -131,8 +131,9 @@ def main() -> int:
     parser.add_argument("--size", type=int, choices=SIZES, help="of the heads; one alone")
     options = parser.parse_args()
     smoke = options.smoke
-    if not smoke and not torch.cuda.is_available():
-        print("torch sees no CUDA device.", file=sys.stderr)
+    obstacle = no_device(interpreted=smoke)
+    if obstacle:
+        print(obstacle, file=sys.stderr)
         return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     phases = [options.phase] if options.phase else list(CANDIDATES)

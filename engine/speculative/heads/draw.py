@@ -8,6 +8,7 @@ import torch
 
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
+from engine.sampling.transfer import to_device
 from engine.speculative.heads.heads import Rounds
 
 
@@ -16,9 +17,11 @@ class HeadDrawer:
     and, at each place, the same random number.
     """
 
-    def __init__(self, sampler: Sampler, ends: Iterable[int]) -> None:
-        """`sampler`: nobody else's. `ends`: tokens behind which no draft stands."""
-        self._sampler, self._ends = sampler, frozenset(ends)
+    def __init__(self, sampler: Sampler, ends: Iterable[int], device: torch.device) -> None:
+        """`sampler`: nobody else's. `ends`: tokens behind which no draft stands. `device`: of the
+        heads.
+        """
+        self._sampler, self._ends, self._device = sampler, frozenset(ends), device
 
     @torch.inference_mode()
     def draw(
@@ -40,7 +43,7 @@ class HeadDrawer:
         rows = list(range(len(counts)))
         for _ in range(max(counts)):
             newest = torch.tensor([(drafts[row] or [tokens[row]])[-1] for row in rows])
-            logits = rounds.logits(newest)
+            logits = rounds.logits(to_device(newest, self._device))
             drawn = self._sampler.sample(logits, [states[row] for row in rows]).token_ids.tolist()
             going = []
             for at, (row, token) in enumerate(zip(rows, drawn, strict=True)):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from kernels import LinearLayer
+
+
+def fed(layer: LinearLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 of a linear layer that is best given `dtype`."""
+    return layer(x.to(dtype)).float()
 
 
 class Heads(ABC):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.heads import Heads, fed
 from engine.speculative.heads.source import HeadSource
 from kernels import LinearLayer
 
@@ -75,6 +75,9 @@ class Medusa(Heads):
                 outputs[name] = self._output(source, name)
             blocks = [_block(source, layout, head, at) for at in range(layout.depth)]
             self._heads.append(_Head(blocks, outputs[name]))
+        if self._tokens is not None:
+            self._tokens = self._tokens.to(source.ops.device)
+        self._feeds = source.feeds
         self._scale = source.positive("logit_scale", 1.0)
         self.nbytes = source.nbytes
 
@@ -95,11 +98,11 @@ class Medusa(Heads):
         """See the base. Which tokens came before makes no difference to a head."""
         head, x = self._heads[depth], state
         for block in head.blocks:
-            x = x + silu(block(x))
-        found = head.output(x) * self._scale
+            x = x + silu(fed(block, x, self._feeds))
+        found = fed(head.output, x, self._feeds) * self._scale
         if self._tokens is None:
             return found, state
-        spread = torch.full((len(found), self._vocab_size), -torch.inf)
+        spread = found.new_full((len(found), self._vocab_size), -torch.inf)
         spread[:, self._tokens] = found
         return spread, state
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.heads import Heads, fed
 from engine.speculative.heads.source import HeadSource
 from kernels import LinearLayer
 
@@ -50,6 +50,7 @@ class MlpSpeculator(Heads):
         tied = source.flag("tie_weights", default=False)
         if tied and self.most == 1:
             raise source.wrong("tie_weights needs n_predict of 2 at least")
+        self._feeds = source.feeds
         self._stages = _tied(source, self.most, self._inner) if tied else self._own(source)
         kept = 0.5 ** (0.5 / self.most)
         self._token_weight = math.sqrt((1 - kept**2) * (self._inner / 2)) / kept
@@ -66,9 +67,10 @@ class MlpSpeculator(Heads):
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         stage = self._stages[depth]
-        mixed = stage.projection(state) + self._token_weight * stage.embedding.rows(tokens)
+        mixed = fed(stage.projection, state, self._feeds)
+        mixed = mixed + self._token_weight * stage.embedding.rows(tokens)
         state = gelu(_normed(mixed) * stage.norm_weight + stage.norm_bias)
-        return stage.head(state), state
+        return fed(stage.head, state, self._feeds), state
 
 
 def _normed(x: Tensor) -> Tensor:

@@ -93,9 +93,14 @@ class HeadSource:
         )
         return next(found, known[0])
 
+    @property
+    def feeds(self) -> torch.dtype:
+        """What linear layers are best given."""
+        return self.ops.activation_dtype(self.dtype)
+
     def vector(self, name: str, size: int) -> Tensor:
-        """float32 [size]."""
-        return self.weights.get(name, (size,)).float().clone()
+        """float32 [size], on the kernels' device."""
+        return self.weights.get(name, (size,)).float().clone().to(self.ops.device)
 
     def linear(self, name: str, rows: int, columns: int, bias: Tensor | None = None) -> LinearLayer:
         """A linear layer, or a table of rows, of the weight [rows, columns]."""

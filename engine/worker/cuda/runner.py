@@ -23,6 +23,7 @@ from engine.worker.cuda.heads import HeadRows
 from engine.worker.cuda.inputs import Feed
 from engine.worker.cuda.staging import Download, copies, send
 from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Finished
 from engine.worker.runner import ModelRunner
 from engine.worker.step_logits import StepLogits
@@ -118,9 +119,9 @@ class DeviceRunner(ModelRunner):
 
     def __init__(
         self, model: EngineModel, batch: RunningBatch, sampler: Sampler, forward: DeviceForward,
-        device: torch.device, masks: GrammarInbox | None = None,
+        device: torch.device, masks: GrammarInbox | None = None, hidden: HiddenKeeper | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, batch, sampler, masks=masks)
+        super().__init__(model, batch, sampler, masks=masks, hidden=hidden)
         self.forward = self._forward = forward
         self.copies, self._device = copies(device), device
         rows = len(batch.num_tokens)
@@ -158,7 +159,8 @@ class DeviceRunner(ModelRunner):
         before, self._last = self._last, None
         if not isinstance(inputs, DeviceInputs):
             return Finished(StepResult.empty(0))
-        if self._keep is not None or _step_by_step(inputs, self.sampler):
+        kept = self._keep is not None or self._hidden is not None
+        if kept or _step_by_step(inputs, self.sampler):
             if before is not None:
                 before.finish()
             return Finished(super().run(plan, inputs))

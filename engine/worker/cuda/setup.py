@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from engine.contract.config import EngineConfig
@@ -62,6 +63,22 @@ def query_len(config: EngineConfig) -> int:
     if not config.speculative_config or config.plans_ahead(True):
         return 1
     return 1 + SpeculativeConfig.from_mapping(config.speculative_config).num_speculative_tokens
+
+
+def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
+    """Those by which a draft model's steps are recorded, beside a model with `config`.
+
+    It checks no drafts: a draft is a decode of one token a sequence, and where it reads what the
+    model said since, sequences have different numbers. Of the operator's sizes it has those that
+    its budget of tokens allows, and no graphs where that is none.
+    """
+    sizes = config.cudagraph_capture_sizes
+    if sizes is not None:
+        sizes = [size for size in sizes if size <= token_budget]
+    eager = config.enforce_eager or sizes == []
+    return replace(
+        config, speculative_config=None, cudagraph_capture_sizes=sizes or None, enforce_eager=eager
+    )
 
 
 def device_forward(

@@ -23,7 +23,7 @@ def attention_kernel(
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
     WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and all heads that share a KV head, over all keys that they see.
@@ -70,7 +70,7 @@ def attention_kernel(
         key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
         key_scales, value_scales, kv_head,
         scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
-        WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
+        WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, AHEAD,
     )  # fmt: skip
     put_state(
         out, lse, accumulated, best, total, token * HEADS + head, kv_head, value_scales,
@@ -142,7 +142,7 @@ def split_attention_kernel(
                     block_tables + seq.to(tl.int64) * table_stride,
                     key_scales, value_scales, kv_head,
                     scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED,
-                    PAGE, KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
+                    PAGE, KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
                 )  # fmt: skip
                 put_state(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,

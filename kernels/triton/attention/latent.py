@@ -115,7 +115,8 @@ def latent_tile(target: Target, heads: int) -> Tile:
     rows = 32 if heads > 16 and large else 16
     if INTERPRETED:
         return Tile(rows, 16, 1, 1)
-    return Tile(rows, 32, rows // 4, 3 if large else 1, programs=2 if large and rows == 16 else 1)
+    stages = 5 if rows == 16 else 7
+    return Tile(rows, 32, rows // 4, stages, programs=2 if large and rows == 16 else 1)
 
 
 def latent_attention(

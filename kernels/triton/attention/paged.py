@@ -71,6 +71,12 @@ def as_operands(
     return key_cache.view(seen_as), value_cache.view(seen_as), fp8
 
 
+def goes_ahead(args: AttentionArgs) -> bool:
+    """Whether a prompt's softmax can be computed beside its products; see `walk_ahead`."""
+    plain = args.sliding_window == 0 and args.soft_cap == 0 and args.alibi_slopes is None
+    return plain and args.key_cache.dtype.itemsize > 1 and args.key_scales is None
+
+
 def paged_attention(
     args: AttentionArgs,
     *,
@@ -132,9 +138,11 @@ def paged_attention(
     settings = (token_stride(q), args.block_tables.stride(0), sequences, args.scale, args.soft_cap)
     few = tiles * kv_heads < target.processors if programs is None else programs > 1
     if invariant or (phase == "prefill" and not few):
+        ahead = tile.ahead if goes_ahead(args) and not invariant else 0
+        variation["num_stages"] = ahead or tile.stages
         launch(
             attention_kernel, (tiles, kv_heads), out, lse, *batch, args.sinks, *scaling, *settings,
-            window, INVARIANT=invariant, **ends, **variation,
+            window, AHEAD=ahead > 0, INVARIANT=invariant, **ends, **variation,
         )  # fmt: skip
         return out
     if phase == "prefill":

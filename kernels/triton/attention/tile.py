@@ -132,56 +132,41 @@ def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def attend(
-    accumulated, beside, best, total, q, q_beside, position, start, low, high, dims,
-    key_cache, value_cache, table, key_scales, value_scales, kv_head,
-    factor, soft_cap, slope, sliding_window,
-    KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, TOKEN_SCALES: tl.constexpr,
-    FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
+def places_of(
+    table, start, offsets, seen, kv_head, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax over the keys [start, start + KEYS).
-
-    `factor` [ROWS] of products, over 0. Keys and values are multiplied in q's type.
-
-    Scores are kept times log2(e), so that the exponentials are powers of two. Without MASKED, all
-    queries see all of the keys. Caches of pairs of bytes have one value in `accumulated` and q,
-    the other in `beside` and `q_beside`. Returns (accumulated, beside, best, total).
-    """
-    PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
-    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
-    offsets = start + tl.arange(0, KEYS)
-    seen = (offsets >= low) & (offsets < high)
+    """int64 [KEYS]: where in a cache of single tokens the keys from `start` on lie."""
     if KEYS <= PAGE and PAGE % KEYS == 0:
         # The whole tile lies in one page.
         page = tl.load(table + start // PAGE).to(tl.int64)
-        token = (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tl.arange(0, KEYS)
+        return (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tl.arange(0, KEYS)
     else:
         if MASKED:
             pages = tl.load(table + offsets // PAGE, mask=seen, other=0).to(tl.int64)
         else:
             pages = tl.load(table + offsets // PAGE).to(tl.int64)
-        token = (pages * KV_HEADS + kv_head) * PAGE + offsets % PAGE
-    at = token * WIDTH
-    keys = load_tile(key_cache, at, seen, dims, WIDTH, MASKED)
-    if PAIRED:
-        keys, keys_beside = to_operands(keys, q.dtype, FP8, UPCAST)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-        scores = tl.dot(q_beside, tl.trans(keys_beside), scores, input_precision=PRECISION)
-    else:
-        keys = to_operand(keys, q.dtype, FP8, UPCAST)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    if TOKEN_SCALES:
-        # Of tokens that aren't seen nothing may be known, not even a finite scale.
-        scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
+        return (pages * KV_HEADS + kv_head) * PAGE + offsets % PAGE
+
+
+@triton.jit
+def soften(
+    scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """A step of the online softmax over scores [ROWS, KEYS].
+
+    They are kept times log2(e), so that the exponentials are powers of two. Returns (weights, what
+    earlier sums are to be multiplied by, exponents, sums of weights).
+    """
     if CAPPED:
         # tanh by a power of two; 2^(inf) gives 1, 2^(-inf) gives -1.
         doubled = tl.exp2(scores * (factor * (2.0 * LOG2E / soft_cap))[:, None])
         scores = (soft_cap * LOG2E) * (1.0 - 2.0 / (1.0 + doubled))
-        unit = tl.full((q.shape[0],), 1.0, tl.float32)
+        unit = tl.full((scores.shape[0],), 1.0, tl.float32)
     elif ALIBI:
         scores *= (factor * LOG2E)[:, None]
-        unit = tl.full((q.shape[0],), 1.0, tl.float32)
+        unit = tl.full((scores.shape[0],), 1.0, tl.float32)
     else:
         # Only the largest is multiplied: the others with what is subtracted from them.
         unit = factor * LOG2E
@@ -197,6 +182,47 @@ def attend(
     weights = tl.exp2(scores * unit[:, None] - higher[:, None])
     shrink = tl.exp2(best - higher)
     total = total * shrink + tl.sum(weights, 1)
+    return weights, shrink, higher, total
+
+
+@triton.jit
+def attend(
+    accumulated, beside, best, total, q, q_beside, position, start, low, high, dims,
+    key_cache, value_cache, table, key_scales, value_scales, kv_head,
+    factor, soft_cap, slope, sliding_window,
+    KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, TOKEN_SCALES: tl.constexpr,
+    FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax over the keys [start, start + KEYS).
+
+    `factor` [ROWS] of products, over 0. Keys and values are multiplied in q's type.
+
+    Without MASKED, all queries see all of the keys. Caches of pairs of bytes have one value in
+    `accumulated` and q, the other in `beside` and `q_beside`. Returns (accumulated, beside, best,
+    total).
+    """
+    PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
+    WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
+    offsets = start + tl.arange(0, KEYS)
+    seen = (offsets >= low) & (offsets < high)
+    token = places_of(table, start, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED)
+    at = token * WIDTH
+    keys = load_tile(key_cache, at, seen, dims, WIDTH, MASKED)
+    if PAIRED:
+        keys, keys_beside = to_operands(keys, q.dtype, FP8, UPCAST)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(q_beside, tl.trans(keys_beside), scores, input_precision=PRECISION)
+    else:
+        keys = to_operand(keys, q.dtype, FP8, UPCAST)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    if TOKEN_SCALES:
+        # Of tokens that aren't seen nothing may be known, not even a finite scale.
+        scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
+    weights, shrink, best, total = soften(
+        scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,
+        WINDOW, CAPPED, ALIBI, MASKED,
+    )  # fmt: skip
     accumulated = accumulated * shrink[:, None]
     if PAIRED:
         beside = beside * shrink[:, None]
@@ -210,4 +236,4 @@ def attend(
     else:
         values = to_operand(values, q.dtype, FP8, UPCAST)
     accumulated = tl.dot(weights, values, accumulated, input_precision=PRECISION)
-    return accumulated, beside, higher, total
+    return accumulated, beside, best, total

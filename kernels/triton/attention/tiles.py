@@ -23,7 +23,8 @@ class Tile:
 
     `registers` holds a thread to so many: what lets one more program run on each processor, and
     still spills next to nothing. `programs` run on a processor side by
-    side, at least: where keys are split, there are so many and no more.
+    side, at least: where keys are split, there are so many and no more. `ahead`: stages where a
+    block's keys are multiplied before the values of the block in front of it; 0: they never are.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class Tile:
     stages: int
     registers: int | None = None
     programs: int = 1
+    ahead: int = 0
 
 
 #: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
@@ -49,9 +51,9 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
         256: Tile(16, 32, 4, 4, None, 1),
     },
     (9, "prefill"): {
-        64: Tile(128, 128, 8, 5),
-        128: Tile(128, 128, 8, 5),
-        256: Tile(128, 32, 8, 7),
+        64: Tile(128, 128, 8, 5, ahead=3),
+        128: Tile(128, 128, 8, 5, ahead=3),
+        256: Tile(128, 32, 8, 7, ahead=5),
     },
     (9, "decode"): {
         64: Tile(16, 128, 4, 6, None, 3),
@@ -72,7 +74,7 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
 WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
 """float32 operands go through the matrix units in three tf32 parts: registers are short."""
 
-INTERPRETED = {"prefill": Tile(32, 32, 1, 1), "decode": Tile(16, 32, 1, 1)}
+INTERPRETED = {"prefill": Tile(32, 32, 1, 1, ahead=1), "decode": Tile(16, 32, 1, 1)}
 
 
 def architecture_of(target: Target) -> int:

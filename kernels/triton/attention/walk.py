@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.triton.attention.ahead import walk_ahead
 from kernels.triton.attention.tile import attend
 
 
@@ -85,11 +86,38 @@ def walk(
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The keys [start, stop), of which all queries see all of [plain, diagonal).
 
     Returns (accumulated, best, total): sums of values and of weights, and their exponents.
+    AHEAD: see `walk_ahead`, which gives the same to the bit.
     """
+    if AHEAD:
+        tl.static_assert(not (WINDOW or CAPPED or ALIBI or TOKEN_SCALES) and FP8 == 0)
+        return walk_ahead(
+            best, total, start, diagonal, stop, q, position, high, key_cache, value_cache, table,
+            kv_head, factor, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS, PRECISION, UPCAST,
+        )  # fmt: skip
+    else:
+        return walk_in_turn(
+            best, total, start, plain, diagonal, stop, q, position, low, high,
+            key_cache, value_cache, table, key_scales, value_scales, kv_head,
+            factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
+            WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
+        )  # fmt: skip
+
+
+@triton.jit
+def walk_in_turn(
+    best, total, start, plain, diagonal, stop, q, position, low, high,
+    key_cache, value_cache, table, key_scales, value_scales, kv_head,
+    factor, soft_cap, slope, sliding_window,
+    KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
+    TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """See `walk`: a block's values are multiplied before the next block's keys are."""
     PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
     NUMBERS: tl.constexpr = PADDED // 2 if PAIRED else PADDED
     # Of 0 times minus infinity nothing could be said; so small a factor is as good as 0.

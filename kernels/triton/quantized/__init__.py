@@ -1,9 +1,22 @@
 """Products with weights in few bits: int8 and fp8 by quantised activations, int4 by unpacking."""
 
 from kernels.triton.quantized.experts import GroupedExperts, grouped_experts
-from kernels.triton.quantized.linear import Fp8Linear, Int4Linear, Int8Linear, quantised_linear
+from kernels.triton.quantized.linear import (
+    Fp8Linear,
+    Int4Linear,
+    Int8Linear,
+    QuantisedLinear,
+    coded_linear,
+    quantised_linear,
+)
 
 __all__ = [
-    "Fp8Linear", "GroupedExperts", "Int4Linear", "Int8Linear", "grouped_experts",
+    "Fp8Linear",
+    "GroupedExperts",
+    "Int4Linear",
+    "Int8Linear",
+    "QuantisedLinear",
+    "coded_linear",
+    "grouped_experts",
     "quantised_linear",
-]  # fmt: skip
+]

@@ -29,13 +29,13 @@ MOST_ROWS = 64
 
 
 def stackable(layers: Sequence[LinearLayer]) -> bool:
-    """Whether the layers are of one format, of tensors alike."""
+    """Whether the layers are of one format, of tensors alike; each with inputs in x's own order."""
 
     def form(layer: QuantisedLinear) -> object:
         tensors = {name: (part.shape, part.dtype) for name, part in layer.tensors().items()}
         return type(layer), layer.in_features, layer.out_features, tensors
 
-    if not all(isinstance(layer, QuantisedLinear) for layer in layers):
+    if not all(isinstance(layer, QuantisedLinear) and layer.order is None for layer in layers):
         return False
     first, *others = (form(cast(QuantisedLinear, layer)) for layer in layers)
     return all(other == first for other in others)

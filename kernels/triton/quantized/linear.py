@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from kernels.checks import describe
+from kernels.codes import unsorted
 from kernels.interface import Integers, LinearLayer
 from kernels.reference.quantization import dequantize, quantize
 from kernels.triton.grouped.align import Groups
@@ -68,17 +69,26 @@ class QuantisedLinear(LinearLayer):
     """Few columns are cut up finer; else a product of few splits its depth."""
     alike: int = 0
     """Cut every product up as one of so many rows; 0: by its own."""
+    order: Tensor | None = None
+    """int64 [K]: which value of x each column of the weights meets; None: x's own order."""
+
+    def sort_inputs(self, order: Tensor) -> None:
+        """Have column i of the weights meet value order[i] of x."""
+        self.order = order
+        self.nbytes += order.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`."""
-        found = {name: getattr(self, name) for name in self.held}
+        found = {name: getattr(self, name) for name in (*self.held, "order")}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
-        if x.stride(1) != 1:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        elif x.stride(1) != 1:
             x = x.contiguous()
         shape = (len(x), self.out_features)
         if out is None:
@@ -97,6 +107,14 @@ class QuantisedLinear(LinearLayer):
         out = torch.empty((by.groups.rows, self.out_features), dtype=dtype, device=x.device)
         self._multiply(x if x.stride(1) == 1 else x.contiguous(), out, by)
         return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return unsorted(self._rows(ids), self.order)
+
+    @abstractmethod
+    def _rows(self, ids: Tensor) -> Tensor:
+        """The same in the weights' own order of columns."""
 
     @abstractmethod
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
@@ -152,8 +170,8 @@ class Int8Linear(QuantisedLinear):
             BIAS=self.bias is not None, **_forms(by), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
+    def _rows(self, ids: Tensor) -> Tensor:
+        """See `QuantisedLinear`."""
         scales = self.scales[:, ids].t()
         return dequantize(self.values[ids], scales, None, 8)[:, : self.in_features]
 
@@ -215,8 +233,8 @@ class Int4Linear(QuantisedLinear):
             AT_ONCE=max(1, INT4_BYTES // spread), num_warps=tile.warps, **options,
         )  # fmt: skip
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
+    def _rows(self, ids: Tensor) -> Tensor:
+        """See `QuantisedLinear`."""
         packed = self.packed[ids].view(len(ids), -1, self.group)
         values = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
         minima = None if self.minima is None else self.minima[:, ids].t()
@@ -224,17 +242,20 @@ class Int4Linear(QuantisedLinear):
 
 
 class Fp8Linear(QuantisedLinear):
-    """Weights in e4m3 with a scale a row of them; activations too, a scale a token that each step
-    finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they stay as they are."""
+    """Weights in e4m3 with a scale a row of them, or for a group of a row; activations too, a scale
+    a token that each step finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they
+    stay as they are.
+    """
 
     held = ("bits", "scales", "bias")
     narrows = True
     by_library: bool = True
     """Many rows are multiplied by the vendor's library, where it has such a product."""
 
-    def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None, group: int = 0) -> None:
+        """`scales` float32 [N]; with a `group`, a power of two, [ceil(K / group), N]."""
         self.out_features, self.in_features = bits.shape
-        self.bits, self.scales, self.bias = bits, scales, bias
+        self.bits, self.scales, self.bias, self.group = bits, scales, bias, group
         self.nbytes = bits.nbytes + scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
@@ -243,7 +264,7 @@ class Fp8Linear(QuantisedLinear):
         eight, scales = native or INTERPRETED, None
         if eight:
             x, scales = round_rows(x)
-        plain = by is None and not self.alike and self.by_library
+        plain = by is None and not self.alike and not self.group and self.by_library
         if (
             scales is not None
             and plain
@@ -253,18 +274,25 @@ class Fp8Linear(QuantisedLinear):
             return
         tile, grid = self._cut(len(x), by, x.device)
         wide = x.dtype == torch.float32
+        depth = 32 if wide else FP8_DEPTH
+        if self.group:
+            depth = min(depth, self.group)
         launch(
             fp8_product_kernel, grid, out, x, scales, self.bits, self.scales, self.bias,
             *_places(by), len(out), x.stride(0), COLUMNS=self.out_features,
-            DEPTH=self.in_features, BM=tile.rows, BN=tile.columns, BK=32 if wide else FP8_DEPTH,
+            DEPTH=self.in_features, GROUP=self.group, BM=tile.rows, BN=tile.columns, BK=depth,
             BIAS=self.bias is not None, EIGHT=eight, NATIVE=native, PRECISION=_precision(x),
             UPCAST=INTERPRETED, **_forms(by), num_warps=tile.warps,
             num_stages=2 if wide else tile.stages,
         )  # fmt: skip
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
-        return self.bits[ids].view(torch.float8_e4m3fn).float() * self.scales[ids, None]
+    def _rows(self, ids: Tensor) -> Tensor:
+        """See `QuantisedLinear`."""
+        values = self.bits[ids].view(torch.float8_e4m3fn).float()
+        if not self.group:
+            return values * self.scales[ids, None]
+        scales = self.scales[:, ids].t().repeat_interleave(self.group, 1)
+        return values * scales[:, : self.in_features]
 
 
 def _precision(x: Tensor) -> str:
@@ -298,3 +326,17 @@ def quantised_linear(
         return Fp8Linear(*whole, bias)
     kind = Int8Linear if quantization == "int8" else Int4Linear
     return kind(Integers(*whole), width, bias)
+
+
+def coded_linear(bits: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Fp8Linear:
+    """The layer of e4m3 uint8 [N, K] with a scale for each `group` of a row: [N, groups].
+
+    Where all of a row have one, as those of most checkpoints do, it is kept once. A scale is NaN
+    where one of its weights is, which kernels needn't look for then.
+    """
+    broken = torch.nn.functional.pad((bits & 0x7F) == 0x7F, (0, -bits.shape[1] % group))
+    broken = broken.view(*scales.shape, group).any(2)
+    if bool((scales == scales[:, :1]).all()):
+        return Fp8Linear(bits, scales[:, 0].masked_fill(broken.any(1), float("nan")), bias)
+    kept = scales.masked_fill(broken, float("nan"))
+    return Fp8Linear(bits, kept.t().contiguous(), bias, group)

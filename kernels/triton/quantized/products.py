@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8 import decode_fp8
+from kernels.triton.fp8 import decode_fp8, decode_weights
 from kernels.triton.quantized.tiles import place_of
 
 
@@ -279,24 +279,31 @@ def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
 @triton.jit(do_not_specialize=("rows",))
 def fp8_product_kernel(
     out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows, x_stride,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     """e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
 
-    Grid of `rows_and_columns`. Micikevicius et al. 2022, "FP8 formats for deep learning".
+    With a GROUP, a multiple of BK, weights have a scale for each column and so much of the depth:
+    [groups, COLUMNS]; each block of the depth is scaled as a whole (DeepSeek-AI 2024,
+    "DeepSeek-V3"). Grid of `rows_and_columns`. Micikevicius et al. 2022, "FP8 formats for deep
+    learning".
     """
     row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
     if matrix < 0:
         return
     weight += matrix * (COLUMNS * DEPTH)
-    scales += matrix * COLUMNS
+    GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP else 1
+    scales += matrix * (COLUMNS * GROUPS)
     depth = tl.arange(0, BK)
     there, wanted = row < rows, column < COLUMNS
     left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
     right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
+    if GROUP:
+        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
         a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
@@ -304,16 +311,26 @@ def fp8_product_kernel(
         if NATIVE:
             a = a.to(tl.float8e4nv, bitcast=True)
             b = b.to(tl.float8e4nv, bitcast=True)
+        elif UPCAST:
+            if EIGHT:
+                a = decode_fp8(a, 1)
+            a = a.to(tl.float32)
+            b = decode_fp8(b, 1).to(tl.float32)
+        else:
+            b = decode_weights(b, a.dtype)
+        if GROUP:
+            # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
+            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
+            product = tl.dot(a, b, input_precision=PRECISION)
+            total += product * theirs[None, :]
+            theirs = following
+        elif NATIVE:
             # Hopper's units keep few bits of a sum: each block of the depth goes to float32.
             total = tl.dot(a, b, total, max_num_imprecise_acc=BK)
         else:
-            b = decode_fp8(b, 1)
-            if EIGHT:
-                a = decode_fp8(a, 1)
-            if UPCAST:
-                a = a.to(tl.float32)
-            total = tl.dot(a, b.to(a.dtype), total, input_precision=PRECISION)
-    total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    if not GROUP:
+        total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
     if EIGHT:
         total *= tl.load(x_scales + source, mask=there, other=0.0)[:, None]
     put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)

@@ -34,7 +34,7 @@ def tokens(llm: LLM) -> list[int]:
 def test_experts_stay_as_they_are(tmp_path: Path, compiler: None) -> None:
     source = tmp_path / "source"
     make_checkpoint({**RECIPES["mixtral"], "intermediate_size": 64}, source)
-    _split_experts(source)
+    split_experts(source)
 
     def chosen(name: str) -> bool:
         return is_linear(name) or (".experts." in name and name.endswith(".weight"))
@@ -77,7 +77,7 @@ def test_products_around_a_state_stay_as_they_are(
     assert {report.level for report in reports} == {"kept"}
 
 
-def _split_experts(folder: Path) -> None:
+def split_experts(folder: Path) -> None:
     """As the hub's Mixtral has them: a tensor for each expert and projection."""
     tensors = load_file(folder / FILE)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:

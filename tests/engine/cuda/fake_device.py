@@ -124,8 +124,9 @@ class FakeDevice:
         self._patch = monkeypatch
 
     def runner(
-        self, loaded: Any, batch: Any, masks: Any, *, split: bool = True, custom: Any = None
-    ) -> DeviceRunner:
+        self, loaded: Any, batch: Any, masks: Any, *, split: bool = True, custom: Any = None,
+        hidden: Any = None,
+    ) -> DeviceRunner:  # fmt: skip
         """Runs steps of a model on this device."""
         model = loaded.model
         ops = model.ops
@@ -135,7 +136,7 @@ class FakeDevice:
         batch.decodes_first = split
         slots = getattr(model, "lora_slots", None)
         forward = DeviceForward(model.forward, CPU, breaks=breaks, slots=slots)
-        runner = DeviceRunner(model, batch, sampler, forward, CPU, masks)
+        runner = DeviceRunner(model, batch, sampler, forward, CPU, masks, hidden)
         runner._sampled = on_device(runner._sampled)
         return runner
 

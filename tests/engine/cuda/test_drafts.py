@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.executor.drafts import _check_device
+from engine.speculative.heads.heads import HeadRounds
+from engine.speculative.heads.load import load_heads
 from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.cuda.setup import draft_settings, query_len
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
-from tests.engine.models import make_model
+from tests.engine.cuda.meta import META, MetaKernels
+from tests.engine.models import VOCAB, make_model
+from tests.engine.speculative.head_folders import HIDDEN, medusa_parts, mlp_parts, write
 
 PROMPTS = [[5, 9, 17, 33, 65], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41]]
 GIB = 1 << 30
@@ -78,16 +84,70 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
 
 
+HEADS: dict[str, Callable[[], Any]] = {"medusa": medusa_parts, "mlp_speculator": mlp_parts}
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_drafts_of_heads_on_the_device_change_no_token(
+    method: str,
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Random heads are mostly wrong; two likely tokens are often drafted all the same."""
+    monkeypatch.setattr(OnDevice, "strict", False)
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    device, folder = FakeDevice(monkeypatch), model_folder("llama")
+
+    def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:
+        return device.runner(parts.loaded, parts.batch, parts.masks, hidden=parts.hidden)
+
+    monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
+    config = {"method": method, "model": str(write(tmp_path, *HEADS[method]())),
+              "num_speculative_tokens": 3}  # fmt: skip
+    params = SamplingParams(
+        temperature=1.0, seed=5, max_tokens=30, ignore_eos=True, logit_bias={5: 70.0, 6: 68.0}
+    )
+    said = []
+    for wanted in (None, config):
+        llm = LLM(
+            str(folder), dtype="float32", cpu_kernels=False, num_gpu_blocks_override=64,
+            max_model_len=128, async_scheduling=False, speculative_config=wanted,
+        )  # fmt: skip
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        said.append([output.outputs[0].token_ids for output in outputs])
+    assert said[0] == said[1]
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 5
+
+
+@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_stay_on_the_device(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    parts = medusa_parts("truncated") if method == "medusa" else mlp_parts()
+    folder = write(tmp_path, *parts)
+    heads = load_heads(method, folder, (HIDDEN, VOCAB), MetaKernels(), dtype)
+    rounds = HeadRounds(heads, torch.zeros(3, HIDDEN, device=META))
+    for rows in (3, 2):
+        logits = rounds.logits(torch.zeros(rows, dtype=torch.int64, device=META))
+        assert (logits.shape, logits.dtype, logits.device) == ((rows, VOCAB), torch.float32, META)
+        rounds.keep([0, 1])
+
+
 def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The larger of the two steps, a draft's part of each block, and a sequence of full length."""
+    """The larger of the two steps, the graphs of both, a draft's part of each block, and a sequence
+    of full length.
+    """
     device = CudaDevice.__new__(CudaDevice)
     device.config = EngineConfig(model="m", block_size=16, gpu_memory_utilization=0.5)
     device._kept_for_adapters = 0
     profiled: list[bool] = []
 
-    def profile(need: CacheNeed, *, eager: bool = False) -> DeviceMemory:
-        profiled.append(eager)
-        return DeviceMemory(total=80 * GIB, other=0, peak=(32 if eager else 30) * GIB)
+    def profile(need: CacheNeed, *, is_draft: bool = False) -> DeviceMemory:
+        profiled.append(is_draft)
+        if is_draft:
+            return DeviceMemory(total=80 * GIB, other=0, peak=31 * GIB, graphs=GIB)
+        return DeviceMemory(total=80 * GIB, other=0, peak=28 * GIB, graphs=2 * GIB)
 
     monkeypatch.setattr(device, "_profile", profile)
 
@@ -101,16 +161,37 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
     alone = device.num_blocks(need(1 << 18))
     assert alone == 10 * GIB // (16 << 18)
     small, wide = (device.num_blocks(need(1 << 18, need(own))) for own in (1 << 15, 1 << 18))
-    assert small == (8 * GIB - GIB // 2) // (16 * ((1 << 18) + (1 << 15)))
-    assert wide == (8 * GIB - 4 * GIB) // (16 * ((1 << 18) + (1 << 16)))
+    assert device._kept_for_graphs == {False: 2 * GIB, True: GIB}
+    assert small == (6 * GIB - GIB // 2) // (16 * ((1 << 18) + (1 << 15)))
+    assert wide == (6 * GIB - 4 * GIB) // (16 * ((1 << 18) + (1 << 16)))
     assert profiled == [False, False, True, False, True]
+
+
+def test_a_draft_model_has_the_sizes_that_it_can_run() -> None:
+    """It checks no drafts; sizes beyond its budget are the model's alone."""
+    wanted = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
+    config = EngineConfig(model="m", async_scheduling=False, speculative_config=wanted)
+    assert query_len(config) == 5
+    assert query_len(draft_settings(config, 2048)) == 1
+    for sizes, own, eager in (
+        (None, None, False), ([8, 4096], [8], False), ([4096], None, True),
+    ):  # fmt: skip
+        found = draft_settings(replace(config, cudagraph_capture_sizes=sizes), 2048)
+        assert (found.cudagraph_capture_sizes, found.enforce_eager) == (own, eager)
 
 
 def test_heads_are_refused_by_name(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuDevice, "runs_heads", False)
+    """Those that keep something in the KV cache."""
+    monkeypatch.setattr(CpuDevice, "heads", CudaDevice.heads)
     device = CpuDevice(EngineConfig(model=str(model_folder("llama"))))
-    _check_device(device, heads=False)
-    with pytest.raises(ConfigError, match=r"heads aren't supported .* suffix and draft_model are"):
-        _check_device(device, heads=True)
+    for method in ("draft_model", "medusa", "mlp_speculator"):
+        _check_device(device, method)
+    said = r"by eagle3 aren't supported .* suffix, draft_model, medusa and mlp_speculator are"
+    with pytest.raises(ConfigError, match=said):
+        _check_device(device, "eagle3")
+    monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
+    monkeypatch.setattr(CpuDevice, "heads", ())
+    with pytest.raises(ConfigError, match=r"by draft_model aren't .* ngram and suffix are"):
+        _check_device(device, "draft_model")

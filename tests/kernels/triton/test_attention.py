@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.attention.args import AttentionArgs
-from kernels.triton.attention import merge_attention_states, paged_attention
+from kernels.triton.attention import merge_attention_states, paged_attention, tiles
+from kernels.triton.cases import paged
+from kernels.triton.launch import Target, watch
 from tests.kernels import oracle
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.tolerance import assert_close
@@ -86,6 +90,41 @@ def test_work_is_shared_out_whatever_the_lengths():
     batch = make_batch(lengths, size=16, heads=2, kv_heads=1)
     for programs in (3, 14):
         check(batch, programs=programs)
+
+
+@pytest.mark.parametrize("sequences", [PROMPTS, [(33, 150), (20, 20)]], ids=["many", "long"])
+@pytest.mark.parametrize(
+    ("page", "dtype", "sinks"),
+    [(8, torch.bfloat16, None), (64, torch.float32, torch.tensor([-3.0, 0.0, 2.0, 9.0]))],
+)
+def test_keys_ahead_of_values_change_no_bit(sequences, page, dtype, sinks, monkeypatch):
+    """As prompts go on Hopper."""
+    batch = make_batch(sequences, size=40, block_size=page, dtype=dtype)
+    args = AttentionArgs(**batch.arguments(), sinks=sinks)
+    tile = tiles.INTERPRETED["prefill"]
+    assert tile.ahead
+    got = paged_attention(args, programs=1)
+    assert_close(got, oracle.paged_attention(args), dtype, 4.0)
+    monkeypatch.setitem(tiles.INTERPRETED, "prefill", replace(tile, ahead=0))
+    assert torch.equal(paged_attention(args, programs=1), got)
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({}, True), ({"cache": torch.float8_e4m3fn}, False), ({"window": True}, False),
+        ({"features": True}, False), ({"invariant": True}, False), ({"size": 256}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_which_prompts_go_ahead(changes, goes, capability):
+    """Those of Hopper, where registers are left for it."""
+    launches = []
+    with watch(lambda *launch: launches.append(launch), Target(capability, 132)):
+        paged(1, 8192, **changes)
+    (options,) = [options for _, _, _, options in launches]
+    assert options["AHEAD"] == (goes and capability == 90)
 
 
 @pytest.mark.parametrize("queries", [2, 9, 16])

@@ -10,6 +10,7 @@ import torch
 from kernels.bench.device_timing import GpuCeilings
 from kernels.bench.gpu import main, row_of, run
 from kernels.bench.gpu_case import GpuCase, compare
+from kernels.triton import launch
 from kernels.triton.attention.tiles import INTERPRETED
 from kernels.triton.tune import main as tune
 
@@ -61,4 +62,14 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["bench"])
     assert main() == tune() == 2
-    assert "no CUDA device" in capsys.readouterr().err
+    assert capsys.readouterr().err == "torch sees no CUDA device.\n" * 2
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr("sys.argv", ["bench", "--smoke"])
+    assert main() == tune() == 2
+    assert capsys.readouterr().err.count("Set TRITON_INTERPRET=1 to run it on this CPU.") == 2
+
+
+def test_a_name_that_no_case_has_is_named():
+    lines = []
+    assert not run(lines.append, only="decoed", smoke=True)
+    assert lines[-1] == "No case's name holds 'decoed'."

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import kernels
 from engine import LLM, LoRARequest, SamplingParams
+from engine.devices.cpu import CpuDevice
+from engine.sampling.sampler import Sampler
 from engine.speculative import drafter
 from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher
@@ -24,6 +27,8 @@ from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.modes import GraphMode, RuntimeMode
+from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.cuda.setup import device_forward, draft_settings
 from kernels.triton.launch import INTERPRETER, watch
 from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
 from tests.engine.models import Oracle, make_model
@@ -186,6 +191,43 @@ def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert (RuntimeMode.FULL, BatchDescriptor(18, 2, True)) in used
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 5
+
+
+def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
+    """Each draft is a whole graph, what it reads between two rounds one of pieces."""
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    monkeypatch.setenv(kernels.FORCED, "triton")
+    ops = kernels.get("cpu")
+    monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
+    monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
+    used = {}
+
+    def make_runner(self, parts):
+        model, config = parts.loaded.model, replace(self.config, enforce_eager=True)
+        if parts.is_draft:
+            config = draft_settings(self.config, parts.token_budget)
+        forward = device_forward(model, config, 16, 4, 1, NotingRecorder)
+        forward.capture()
+        used[parts.is_draft] = replayed(forward)
+        parts.batch.decodes_first = True
+        sampler = Sampler(parts.loaded.eos_token_ids, model.ops)
+        return DeviceRunner(model, parts.batch, sampler, forward, CPU, parts.masks)
+
+    monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
+    wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
+    llm = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
+        max_num_seqs=1, max_num_batched_tokens=16, async_scheduling=False,
+        cudagraph_capture_sizes=[1, 4], speculative_config=wanted,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate([[5, 9, 17]], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == Oracle(folder).greedy([5, 9, 17], 8)
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 3
+    draws = (RuntimeMode.FULL, BatchDescriptor(1, 1, True))
+    assert used[True].count(draws) > 1
+    assert {kind for kind, _ in used[True]} == {RuntimeMode.FULL, RuntimeMode.PIECEWISE}
 
 
 @pytest.mark.parametrize("mode", list(GraphMode)[1:], ids=lambda mode: mode.name)

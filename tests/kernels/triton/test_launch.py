@@ -37,6 +37,29 @@ def test_machine_code_is_counted_in_the_innermost_loop_with_the_products():
     assert (code.loads, code.wide_loads) == (3, 2)
 
 
+ATTENTION = """
+        /*0000*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0010*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
+        /*0020*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+        /*0030*/                   MUFU.EX2 R7, R7 ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0050*/                   MUFU.EX2 R8, R8 ;
+        /*0060*/              @!P0 MUFU.EX2 R9, R9 ;
+        /*0070*/                   HGMMA.64x128x16.F32.BF16 R88, R120, gdesc[UR8], R88, gsb0 ;
+        /*0080*/                   MUFU.EX2 R10, R10 ;
+        /*0090*/               @P1 BRA {back} ;
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_powers_of_two_beside_products_are_counted_round_the_loop():
+    """Those between a product and the wait for it, which may come in the next turn."""
+    code = read(ATTENTION.format(back="0x10"))
+    assert (code.loop, code.matrix, code.powers, code.beside) == (9, 3, 4, 2)
+    code = read(ATTENTION.format(back="0x50"))
+    assert (code.powers, code.beside) == (3, 3)
+
+
 def test_programs_share_registers_shared_memory_and_warps():
     assert programs_a_processor(90, 168, 72_192, 4) == 3
     assert programs_a_processor(90, 255, 1024, 8) == 1

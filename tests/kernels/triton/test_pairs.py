@@ -1,4 +1,4 @@
-"""Eight-bit caches as pairs of bytes: the assembly that takes them apart on a GPU.
+"""Eight-bit floats and integers: the assembly that takes them apart on a GPU.
 
 Triton's interpreter runs no assembly, so its few instructions are carried out here, by PTX's
 definitions, for all pairs there are.
@@ -7,12 +7,14 @@ definitions, for all pairs there are.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.triton.attention.tile import E4M3_PAIRS, E5M2_PAIRS, INT8_PAIRS
+from kernels.triton.fp8 import E4M3_TO_BF16, E4M3_TO_F16
 
 Register = np.ndarray
 
@@ -49,11 +51,11 @@ def as_numbers(bits: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(bits.view(np.int16).copy()).view(dtype)
 
 
-def fused(a: Register, b: Register, c: Register) -> Register:
+def fused(a: Register, b: Register, c: Register, dtype: torch.dtype) -> Register:
     parts = []
     for x, y, z in zip(halves(a), halves(b), halves(c)):
-        x, y, z = (as_numbers(part, torch.bfloat16).double() for part in (x, y, z))
-        parts.append((x * y + z).bfloat16().view(torch.int16).numpy().view(np.uint16))
+        x, y, z = (as_numbers(part, dtype).double() for part in (x, y, z))
+        parts.append((x * y + z).to(dtype).view(torch.int16).numpy().view(np.uint16))
     return joined(parts)
 
 
@@ -73,7 +75,8 @@ OPERATIONS = {
     "lop3.b32": lambda a, b, c, table: look_up(a, b, c, int(table.flat[0])),
     "prmt.b32": lambda a, b, selector: permuted(a, b, int(selector.flat[0])),
     "mov.b32": lambda a: a,
-    "fma.rn.bf16x2": fused,
+    "fma.rn.bf16x2": partial(fused, dtype=torch.bfloat16),
+    "fma.rn.f16x2": partial(fused, dtype=torch.float16),
     "cvt.rn.f16x2.e4m3x2": from_e4m3,
 }
 
@@ -121,3 +124,19 @@ def test_every_pair_of_bytes_becomes_its_two_values(assembly, dtype, wide):
             expected = byte.view(dtype).to(wide)
             assert torch.equal(as_numbers(bits, wide).nan_to_num(7), expected.nan_to_num(7))
             assert torch.equal(as_numbers(bits, wide).isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize(
+    ("assembly", "wide"), [(E4M3_TO_BF16, torch.bfloat16), (E4M3_TO_F16, torch.float16)]
+)
+def test_four_floats_of_a_weight_become_their_values(assembly, wide):
+    """In their order and with their signs; NaN, which no weight is, becomes 480."""
+    draw = np.random.default_rng()
+    places = [draw.permutation(np.arange(256, dtype=np.uint32).repeat(4)) for _ in range(4)]
+    given = sum(place << np.uint32(8 * at) for at, place in enumerate(places))
+    outputs = [half for register in run(assembly.value, given) for half in halves(register)]
+    for output, place in zip(outputs, places, strict=True):
+        byte, got = torch.from_numpy(place.astype(np.uint8)), as_numbers(output, wide)
+        assert torch.equal(got.signbit(), byte >= 0x80)
+        size = (byte & 0x7F).view(torch.float8_e4m3fn).to(wide).nan_to_num(480.0)
+        assert torch.equal(got.abs(), size)

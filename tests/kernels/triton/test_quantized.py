@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.codes import Codes, Coding, decoded
+from kernels.interface import Integers
 from kernels.reference.quantization import dequantize
 from kernels.triton import TritonKernels
+from kernels.triton.invariant import ROWS, InvariantTritonKernels
 from kernels.triton.launch import INTERPRETER, Target
 from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear, tiles
 from kernels.triton.quantized.activations import round_groups, round_rows
+from kernels.triton.quantized.experts import stackable
 
 OPS = TritonKernels("cpu", "a test")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -54,6 +58,82 @@ def test_integers_as_a_checkpoint_has_them(bits, group, minima):
     ids = torch.tensor([19, 0, 7, 7])
     torch.testing.assert_close(layer.rows(ids), meant[ids])
     check(layer, torch.randn(5, 3 * group), meant, layer.bias, 0.012 if bits == 8 else 0.0)
+
+
+def coded(depth, group, rows=40):
+    """e4m3 of all kinds but NaN, with a scale for each `group` of a row; 0: for all of it."""
+    codes = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0x01
+    coding = Coding("e4m3", group or 256)
+    groups = -(-depth // coding.group_size)
+    scales = torch.rand(rows, groups if group else 1).add(0.01) / depth
+    return Codes(codes, scales.expand(rows, groups).contiguous()), coding
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("depth", "group"), [(300, 0), (200, 64), (96, 32)])
+def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
+    whole, coding = coded(depth, group)
+    assert OPS.keeps_codes(coding)
+    pieces = [
+        Codes(whole.codes[:32], whole.scales[:32]),
+        Codes(whole.codes[32:], whole.scales[32:]),
+    ]
+    bias = torch.randn(40)
+    layer = OPS.StreamedCodedLinear((40, depth), pieces, bias, coding=coding)
+    assert isinstance(layer, Fp8Linear)
+    assert layer.nbytes == 40 * (depth + 4 * (-(-depth // group) if group else 1))
+    meant = decoded(whole, coding)
+    ids = torch.tensor([39, 0, 7, 7])
+    assert torch.equal(layer.rows(ids), meant[ids])
+    for rows in (1, 19):
+        check(layer, torch.randn(rows, depth).to(dtype), meant, bias, ROUNDED_INPUTS["fp8"])
+
+
+def test_a_weight_that_is_no_number_breaks_its_column_alone():
+    whole, coding = coded(96, 32)
+    whole.codes[7, 40] = 0xFF
+    layer = OPS.StreamedCodedLinear((40, 96), [whole], coding=coding)
+    got = layer(torch.randn(3, 96))
+    assert got[:, 7].isnan().all()
+    assert got[:, :7].isfinite().all()
+    assert got[:, 8:].isfinite().all()
+
+
+@pytest.mark.parametrize("coding", [Coding("e2m1", 32), Coding("e4m3", 48), Coding("e4m3", 16)])
+def test_codes_that_fit_no_block_of_a_product_are_read(coding):
+    assert not OPS.keeps_codes(coding)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_sorted_inputs_meet_their_columns(bits):
+    """As GPTQ's act-order has them; experts of such layers run one by one."""
+    order = torch.randperm(128)
+    values = torch.randint(0, 16, (24, 128), dtype=torch.int8)
+    whole = Integers(values, torch.rand(24, 4) / 16)
+    form = {"bits": bits, "group_size": 32}
+    plain = OPS.StreamedIntegerLinear((24, 128), [whole], **form)
+    layer = OPS.StreamedIntegerLinear((24, 128), [whole], order=order, **form)
+    wide = torch.randn(3, 200)
+    assert torch.equal(layer(wide[:, :128]), plain(wide[:, order]))
+    ids = torch.tensor([23, 1, 1])
+    assert torch.equal(layer.rows(ids)[:, order], plain.rows(ids))
+    assert layer.nbytes == plain.nbytes + order.nbytes
+    assert "order" in layer.tensors()
+    assert stackable([plain, plain])
+    assert not stackable([layer, layer])
+    with pytest.raises(ValueError, match="order"):
+        OPS.StreamedIntegerLinear((24, 128), [whole], order=order[:5], **form)
+
+
+def test_layers_of_checkpoints_are_batch_invariant_where_asked():
+    ops, (whole, coding) = InvariantTritonKernels("cpu", "a test"), coded(96, 32)
+    floats = ops.StreamedCodedLinear((40, 96), [whole], coding=coding)
+    integers = ops.StreamedIntegerLinear(
+        (8, 32), [Integers(torch.zeros(8, 32, dtype=torch.int8), torch.ones(8, 1))], bits=8,
+        group_size=32, order=torch.randperm(32),
+    )  # fmt: skip
+    assert floats.alike == integers.alike == ROWS
 
 
 def test_zero_points_become_minima_of_float16():

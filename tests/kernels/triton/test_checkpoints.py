@@ -1,0 +1,70 @@
+"""Quantised checkpoints on the Triton kernels, in the interpreter: what they keep as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from engine import LLM
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import make_checkpoint
+from kernels.triton.quantized import GroupedExperts
+from tests.engine.checkpoints import writers
+from tests.engine.checkpoints.folders import make_pair
+from tests.engine.checkpoints.test_formats import FORMATS, GREEDY, PROMPT, SCORED
+from tests.engine.checkpoints.test_models import GPTQ, split_experts
+from tests.engine.models import Oracle, make_model
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 20, "max_model_len": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch):
+    monkeypatch.setenv(kernels.FORCED, "triton")
+
+
+def levels(llm, part):
+    return {report.level for report in llm.load_report() if part in report.layer}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("gptq-4-sorted", 0.05), ("fp8-row", 0.6), ("fp8-block", 0.6), ("ct-fp8-tensor", 0.6)],
+)
+def test_layers_stay_as_they_are(name, near, tmp_path):
+    """Activations are rounded to e4m3 beside weights of that; int4 has minima of float16."""
+    source = make_model("llama", tmp_path / "source", num_hidden_layers=1, intermediate_size=128)
+    made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
+    llm = LLM(str(made.packed), **SETTINGS)
+    assert levels(llm, "_proj") == {"kept"}
+    down = llm.core.executor.loaded.model.weights[0].mlp.down
+    plain = made.weights["model.layers.0.mlp.down_proj"]
+    torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
+    wanted = Oracle(made.plain).logprobs(PROMPT)
+    scores = llm.generate([PROMPT], SCORED, use_tqdm=False)[0].prompt_logprobs
+    found = [entry[token].logprob for token, entry in zip(PROMPT[1:], scores[1:], strict=True)]
+    expected = [float(wanted[at, token]) for at, token in enumerate(PROMPT[1:])]
+    assert found == pytest.approx(expected, abs=near)
+
+
+def test_experts_stay_as_they_are_all_at_once(tmp_path):
+    """Int4 leaves activations as they are, so tokens are those of the weights it stands for."""
+    source = tmp_path / "source"
+    make_checkpoint({**RECIPES["mixtral"], "intermediate_size": 64}, source)
+    split_experts(source)
+
+    def chosen(name):
+        return ".experts." in name and name.endswith(".weight")
+
+    pair = make_pair(source, tmp_path, GPTQ, writers.gptq(symmetric=False), chosen)
+    llm = LLM(str(pair.packed), **SETTINGS)
+    layers = llm.core.executor.loaded.model.weights
+    assert all(isinstance(layer.experts, GroupedExperts) for layer in layers)
+    assert levels(llm, ".experts.") == {"kept"}
+    said = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert said == Oracle(pair.plain).greedy(PROMPT, 6)
