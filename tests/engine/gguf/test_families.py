@@ -455,6 +455,58 @@ def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
         make(file)
 
 
+def test_what_a_file_says_of_states_must_be_possible(tmp_path: Path) -> None:
+    folder = checkpoint("granitehybrid", tmp_path / "checkpoint")
+
+    def growing(name: str, tensor: Tensor, config: Config) -> Tensors:
+        for stored, value in granite_hybrid(name, tensor, config):
+            yield stored, value.abs() if stored.endswith("A_log") else value
+
+    def by_layer(counts: list[int]) -> Add:
+        def add(writer: gguf.GGUFWriter, config: Config) -> None:
+            states(writer, config)
+            del writer.kv_data[0]["granitehybrid.attention.head_count_kv"]
+            writer.add_head_count_kv(counts)
+
+        return add
+
+    for number, (changed, more, message) in enumerate(
+        [
+            (growing, states, r"ssm_a' has values that aren't below zero"),
+            (granite_hybrid, by_layer([0, 2]), r"head_count_kv must be a list of 3 counts"),
+            (granite_hybrid, by_layer([1, 2, 0]), r"layers of different numbers"),
+        ]
+    ):
+        case = Case("granite4", "granitehybrid", changed=changed, more=more)
+        file = write(case, folder, tmp_path / f"{number}.gguf", lambda _: Kind.F32)
+        with pytest.raises(ModelLoadError, match=message):
+            make(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("granitehybrid", "input_linear"), ("qwen3next", "qkvz")]
+)
+def test_what_lies_in_two_tensors_or_with_all_experts_stays_in_few_bits(
+    name: str, part: str, tmp_path: Path, compiler: None
+) -> None:
+    folder = checkpoint(name, tmp_path / "checkpoint")
+    wide = ("ffn_gate", "ffn_up", "attn_qkv", "attn_gate")  # rows of whole blocks
+    file = write(
+        CASES[name],
+        folder,
+        tmp_path / "model.gguf",
+        lambda stored: Kind.Q8_0 if any(part in stored for part in wide) else Kind.F32,
+    )
+    reports = {report.layer: report for report in make(file).load_report()}
+    found = [
+        report
+        for layer, report in reports.items()
+        if part in layer or (".experts." in layer and "gate_proj" in layer)
+    ]
+    assert found
+    assert {(report.format, report.level) for report in found} == {("Q8_0", "kept")}
+
+
 def test_a_minicpm_without_its_scales_is_refused_by_name(tmp_path: Path) -> None:
     case = Case("granite", "minicpm", changed=turned)
     folder = checkpoint("granite", tmp_path / "checkpoint")
