@@ -18,14 +18,12 @@ from engine.models.gguf.names import expert_of, gguf_name
 from engine.models.gguf.parts import GGUFFiles
 from engine.models.gguf.reader import TensorInfo
 from engine.models.gguf.turns import bias_tensors, expert_tensors, in_turns
-from engine.models.heap import trim_heap
+from engine.models.heap import SparingTrim, trim_heap
 from engine.models.read_tally import ReadTally
 from engine.quantization.matrix import Matrix
 
 #: Of the tokenizer and of rotary embedding, which config.json has.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-#: Each costs as much as reading one or two pieces.
-_RELEASES_A_TRIM = 32
 #: Gated norms behind a state, which have no offset in any family.
 _STATE_NORMS = (".mamba.norm.weight", ".linear_attn.norm.weight")
 
@@ -42,7 +40,7 @@ class GGUFWeights:
         self._architecture, self._family = self._values.architecture, self._values.family
         self._heads = heads_of(header)
         self._read: set[str] = set()
-        self._releases = 0
+        self._trim = SparingTrim()
         self._tally = ReadTally(sum(info.nbytes for info in self._tensors.values()))
 
     def __contains__(self, name: str) -> bool:
@@ -188,9 +186,7 @@ class GGUFWeights:
     def release(self) -> None:
         """Give back the memory of what has been read; tensors stay valid."""
         self._files.release()
-        self._releases += 1
-        if self._releases % _RELEASES_A_TRIM == 0:
-            trim_heap()
+        self._trim()
 
     def unread(self) -> list[str]:
         """Names that nobody asked for."""
