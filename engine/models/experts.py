@@ -7,7 +7,7 @@ Every layout is brought to the same form: gate over up [2 I, H] and down [H, I] 
 - "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with gate and up in turns, `down_proj`
   [E, I, H], each with a bias;
 - "flat" (DBRX): `w1`, `v1` and `w2`, each [E I, H];
-- "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I].
+- "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I]; of a GGUF file as "split".
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ def read_experts(
     return _LAYOUTS[moe.layout](weights, layer + moe.experts, moe, hidden)
 
 
+def split_experts(layer: str, moe: MoeSpec) -> str:
+    """What precedes an expert's number where each has tensors of its own; "": none has."""
+    first = layer + moe.experts
+    return {"split": first, "granite": f"{first}experts."}.get(moe.layout, "")
+
+
 def _split(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
     inner = moe.intermediate_size
     if f"{at}0.{moe.expert_names[0]}.weight" not in weights and f"{at}gate_up_proj" in weights:
@@ -59,6 +65,8 @@ def _split(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[Exp
 
 
 def _granite(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    if f"{at}experts.0.{moe.expert_names[0]}.weight" in weights:
+        return _split(weights, f"{at}experts.", moe, hidden)
     return _fused(weights, f"{at}input_linear.weight", f"{at}output_linear.weight", moe, hidden)
 
 

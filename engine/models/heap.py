@@ -25,3 +25,18 @@ def trim_heap() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+class SparingTrim:
+    """`trim_heap`, after every so many calls: each costs as much as reading one or two pieces."""
+
+    EVERY = 32
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self) -> None:
+        """A piece has been read."""
+        self._calls += 1
+        if self._calls % self.EVERY == 0:
+            trim_heap()

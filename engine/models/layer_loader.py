@@ -21,7 +21,7 @@ from engine.models.description import (
     StateDescription,
     TableDescription,
 )
-from engine.models.experts import Weights, read_experts
+from engine.models.experts import Weights, read_experts, split_experts
 from engine.models.fused_experts import FusedExperts, fuses_experts
 from engine.models.layer_weights import (
     AttentionWeights,
@@ -384,10 +384,10 @@ class LayerLoader:
         hidden = self.spec.hidden_size
         if moe.layout == "interleaved":
             return self._interleaved_experts(f"{at}{moe.experts}", moe)
-        if moe.layout != "split":
+        first = split_experts(at, moe)
+        if not first:
             return []
         inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
-        first = f"{at}{moe.experts}"
         if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
             return []
         return [

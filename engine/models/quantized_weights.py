@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
+from engine.models.heap import SparingTrim, trim_heap
 from engine.models.weights import FLOATS, WeightReader
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.tensors import Parts
@@ -28,6 +29,7 @@ class QuantizedWeights(WeightReader):
     def __init__(self, inner: WeightReader, form: CheckpointFormat) -> None:
         self._inner, self.form, self.folder = inner, form, inner.folder
         self._packed: dict[str, Matrix] = {}
+        self._trim = SparingTrim()
         for number, module in enumerate(form.modules(inner)):
             self._packed[module] = form.matrix(Parts(inner, module))
             if number % _CHECKED_AT_ONCE == 0:
@@ -117,6 +119,7 @@ class QuantizedWeights(WeightReader):
     def release(self) -> None:
         """See `WeightReader.release`."""
         self._inner.release()
+        self._trim()
 
     def unread(self) -> list[str]:
         """See `WeightReader.unread`."""
@@ -126,6 +129,7 @@ class QuantizedWeights(WeightReader):
         """See `WeightReader.close`."""
         self._packed.clear()
         self._inner.close()
+        trim_heap()
 
 
 def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.attention.args import AttentionArgs
 from kernels.bench.timing import Run
+from kernels.codes import Codes, Coding
 from kernels.interface import KernelSet, LinearLayer
 
 OVER_CACHES = 384 << 20
@@ -31,20 +32,41 @@ class Case:
 def linear_cases(kernels: KernelSet, rows: list[int], n: int, k: int) -> Iterator[Case]:
     """Linear layers k -> n in each format."""
     for kind, dtype in FORMATS.items():
-        quantization = kind if kind in ("int8", "int4") else None
         weight = torch.randn(n, k).to(dtype)
         count = max(2, OVER_CACHES // (n * k * 4))
-        layers = [kernels.PackedLinear(weight, quantization=quantization) for _ in range(count)]
-        plain = [weight.clone() for _ in range(count)] if quantization is None else []
-        for m in rows:
-            x = torch.randn(m, k)
-            variants = {"quire": _turns(layers, x)}
-            if plain:
-                variants["torch"] = _torch_linear(plain, x.to(dtype))
-            yield Case(
-                f"linear {kind}", f"{m} x {k} -> {n}", variants,
-                bytes=layers[0].nbytes + 4 * m * (n + k), flops=2 * m * n * k,
-            )  # fmt: skip
+        layers = [kernels.PackedLinear(weight, quantization=kind if kind in ROUNDED else None)
+                  for _ in range(count)]  # fmt: skip
+        plain = [weight.clone() for _ in range(count)] if kind not in ROUNDED else []
+        yield from _rows_of(kind, layers, plain, rows, dtype)
+    for kind, coding in CODINGS.items():
+        if coding.kind in kernels.codings:
+            layers = [_coded(kernels, n, k, coding) for _ in range(OVER_CACHES // (n * k * 4))]
+            yield from _rows_of(kind, layers, [], rows, torch.float32)
+
+
+def _rows_of(
+    kind: str,
+    layers: list[LinearLayer],
+    plain: list[Tensor],
+    rows: list[int],
+    dtype: torch.dtype,
+) -> Iterator[Case]:
+    n, k = layers[0].out_features, layers[0].in_features
+    for m in rows:
+        x = torch.randn(m, k)
+        variants = {"quire": _turns(layers, x)}
+        if plain:
+            variants["torch"] = _torch_linear(plain, x.to(dtype))
+        yield Case(
+            f"linear {kind}", f"{m} x {k} -> {n}", variants,
+            bytes=layers[0].nbytes + 4 * m * (n + k), flops=2 * m * n * k,
+        )  # fmt: skip
+
+
+def _coded(kernels: KernelSet, n: int, k: int, coding: Coding) -> LinearLayer:
+    codes = torch.randint(0, 120 if coding.bits == 8 else 16, (n, k), dtype=torch.uint8)
+    scales = torch.rand(n, -(-k // coding.group_size))
+    return kernels.StreamedCodedLinear((n, k), [Codes(codes, scales)], coding=coding)
 
 
 FORMATS = {
@@ -54,6 +76,13 @@ FORMATS = {
     "int8": torch.float32,
     "int4": torch.float32,
 }
+ROUNDED = ("int8", "int4")
+CODINGS = {
+    "fp8": Coding("e4m3", 256),
+    "e2m1": Coding("e2m1", 32),
+    "table of 16": Coding("table", 64, tuple(n / 8 - 1 for n in range(16))),
+}
+"""Of checkpoints: FP8 with a scale a row, MXFP4, nf4."""
 
 
 def _turns(layers: list[LinearLayer], x: Tensor) -> Run:

@@ -19,6 +19,7 @@ _GLM4_NORMS = {
     "post_mlp_layernorm": "post_ffw_norm",
 }
 _PHI = {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+_GRANITE_MOE = {"block_sparse_moe.router.layer": "ffn_gate_inp"}
 _RMS, _LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -35,6 +36,8 @@ class GGUFFamily:
         renormalize: whether weights of the chosen experts are brought to a sum of 1; None: it has
             no experts.
         in_turns: its checkpoints have rows of gate and up in turns, which a file keeps apart.
+        offset_norms: norms are kept as what is multiplied with, 1 more than checkpoints have.
+        states: some layers carry a state in the place of attention.
     """
 
     architecture: str
@@ -45,6 +48,8 @@ class GGUFFamily:
     names: Mapping[str, str] = field(default_factory=dict)
     renormalize: bool | None = None
     in_turns: bool = False
+    offset_norms: bool = False
+    states: bool = False
 
 
 _GELU = "gelu_pytorch_tanh"
@@ -55,15 +60,22 @@ FAMILIES: dict[str, GGUFFamily] = {
     "xverse": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
     "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": GGUFFamily(architecture="Qwen3ForCausalLM", model_type="qwen3"),
-    "gemma": GGUFFamily(architecture="GemmaForCausalLM", model_type="gemma", activation=_GELU),
+    "gemma": GGUFFamily(
+        architecture="GemmaForCausalLM", model_type="gemma", activation=_GELU, offset_norms=True
+    ),
     "gemma2": GGUFFamily(
-        architecture="Gemma2ForCausalLM", model_type="gemma2", activation=_GELU, names=_FOUR_NORMS
+        architecture="Gemma2ForCausalLM",
+        model_type="gemma2",
+        activation=_GELU,
+        names=_FOUR_NORMS,
+        offset_norms=True,
     ),
     "gemma3": GGUFFamily(
         architecture="Gemma3ForCausalLM",
         model_type="gemma3_text",
         activation=_GELU,
         names=_FOUR_NORMS,
+        offset_norms=True,
     ),
     "phi3": GGUFFamily(architecture="Phi3ForCausalLM", model_type="phi3"),
     "qwen2moe": GGUFFamily(
@@ -72,10 +84,46 @@ FAMILIES: dict[str, GGUFFamily] = {
     "qwen3moe": GGUFFamily(
         architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", renormalize=True
     ),
+    "qwen3next": GGUFFamily(
+        architecture="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "linear_attn.in_proj_qkvz": "ssm_in",
+            "linear_attn.in_proj_ba": "ssm_ba",
+            "linear_attn.conv1d": "ssm_conv1d",
+            "linear_attn.norm": "ssm_norm",
+            "linear_attn.out_proj": "ssm_out",
+        },
+        renormalize=True,
+        offset_norms=True,
+        states=True,
+    ),
     "olmo2": GGUFFamily(architecture="Olmo2ForCausalLM", model_type="olmo2", names=_FOUR_NORMS),
     "olmoe": GGUFFamily(architecture="OlmoeForCausalLM", model_type="olmoe", renormalize=False),
     "smollm3": GGUFFamily(architecture="SmolLM3ForCausalLM", model_type="smollm3", turned=True),
     "granite": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
+    "granitemoe": GGUFFamily(
+        architecture="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        turned=True,
+        names=_GRANITE_MOE,
+        renormalize=True,
+    ),
+    "granitehybrid": GGUFFamily(
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        turned=True,
+        names={
+            **_GRANITE_MOE,
+            "mamba.in_proj": "ssm_in",
+            "mamba.conv1d": "ssm_conv1d",
+            "mamba.norm": "ssm_norm",
+            "mamba.out_proj": "ssm_out",
+        },
+        renormalize=True,
+        states=True,
+    ),
     # Its scales are Granite's by other names, which the file's aren't.
     "minicpm": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
     "glm4": GGUFFamily(architecture="Glm4ForCausalLM", model_type="glm4", names=_GLM4_NORMS),

@@ -62,6 +62,18 @@ class Metadata:
             )
         return [bool(flag) for flag in value]
 
+    def counts(self, key: str, layers: int) -> list[int] | None:
+        """So many whole numbers that aren't negative, one a layer; None: there's no such list."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}")
+        if not isinstance(value, np.ndarray):
+            return None
+        if value.shape != (layers,) or value.dtype.kind not in "iu" or int(value.min()) < 0:
+            raise ModelLoadError(
+                f"{self.architecture}.{key} must be a list of {layers} counts, not {shown(value)}.",
+                param="model",
+            )
+        return [int(number) for number in value]
+
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of that name."""
         return tensor in self.header.tensors
@@ -82,8 +94,20 @@ def architecture_of(header: Header) -> str:
 def heads_of(header: Header) -> tuple[int, int]:
     """Query heads, and key/value heads."""
     values = Metadata(header)
-    heads = values.count("attention.head_count")
-    return heads, values.count("attention.head_count_kv", heads)
+    heads, key = values.count("attention.head_count"), "attention.head_count_kv"
+    if not values.family.states:
+        return heads, values.count(key, heads)
+    # Layers that carry a state have none.
+    by_layer = values.counts(key, values.count("block_count"))
+    if by_layer is None:
+        return heads, values.count(key, heads)
+    kinds = set(by_layer) - {0}
+    if len(kinds) > 1:
+        raise ModelLoadError(
+            f"{values.architecture}.{key}: layers of different numbers aren't supported.",
+            param="model",
+        )
+    return heads, kinds.pop() if kinds else heads
 
 
 def shown(value: Any) -> str:

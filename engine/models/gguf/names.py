@@ -32,6 +32,7 @@ _LAYER = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
 }
 _EXPERTS = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -42,11 +43,16 @@ _EXPERT = re.compile(
 )
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 #: Vectors without `.weight`.
-_VECTOR = re.compile(r"model\.layers\.(\d+)\.(self_attn\.sinks|mlp\.gate\.e_score_correction_bias)")
 _VECTORS = {
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mamba.dt_bias": "ssm_dt.bias",
+    "mamba.D": "ssm_d",
+    "mamba.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
 }
+_VECTOR = re.compile(rf"model\.layers\.(\d+)\.({'|'.join(map(re.escape, _VECTORS))})")
 
 
 def expert_of(name: str) -> tuple[str, int | None]:

@@ -14,7 +14,7 @@ Fields = dict[str, Any]
 def experts(values: Metadata) -> Fields:
     """Of families with a mixture of experts. A llama with experts is a Mixtral."""
     name = values.architecture
-    if values.optional("expert_count") is None:
+    if not values.optional("expert_count"):
         if any(name.endswith("_exps.weight") for name in values.header.tensors):
             raise ModelLoadError(
                 f"The file has experts, but no {name}.expert_count.", param="model"
@@ -27,9 +27,9 @@ def experts(values: Metadata) -> Fields:
     if values.family.renormalize is None:
         raise ModelLoadError(f"Experts of the architecture {name} aren't supported.", param="model")
     found["norm_topk_prob"] = values.family.renormalize
-    if name in ("qwen2moe", "qwen3moe"):
+    if name in ("qwen2moe", "qwen3moe", "qwen3next"):
         found["moe_intermediate_size"] = values.count("expert_feed_forward_length")
-    if name == "qwen2moe":
+    if name in ("qwen2moe", "qwen3next"):
         shared = values.count("expert_shared_feed_forward_length")
         found["shared_expert_intermediate_size"] = shared
     return found
@@ -81,6 +81,79 @@ def _granite(values: Metadata, head_dim: int) -> Fields:
         "attention_multiplier": head_dim**-0.5 if scale is None else float(scale),
         "logits_scaling": float(values.number("logit_scale", 1.0)),
     }
+
+
+def _granite_moe(values: Metadata, head_dim: int) -> Fields:
+    """With an MLP beside the experts it's a Granite 4 all of whose layers attend."""
+    found = _granite(values, head_dim)
+    if not values.has("blk.0.ffn_up_shexp.weight"):
+        return found
+    return found | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention"] * values.count("block_count"),
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": _rows(values, "blk.0.ffn_up_shexp.weight"),
+    }
+
+
+def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
+    """Granite 4. Without experts the MLP is what its checkpoints call the shared one."""
+    layers, hidden = values.count("block_count"), values.count("embedding_length")
+    heads, inner = values.count("ssm.time_step_rank"), values.count("ssm.inner_size")
+    shared = "blk.0.ffn_up_shexp.weight"
+    kinds = {True: "mamba", False: "attention"}
+    carrying = [values.has(f"blk.{layer}.ssm_in.weight") for layer in range(layers)]
+    first = carrying.index(True) if any(carrying) else 0
+    rotated = bool(values.header.metadata.get("granitehybrid.rope.scaling.finetuned", True))
+    found = {
+        "num_experts": 0,
+        "num_local_experts": 0,
+        "layer_types": [kinds[carries] for carries in carrying],
+        "position_embedding_type": "rope" if rotated else "nope",
+        "shared_intermediate_size": _rows(
+            values, shared if values.has(shared) else "blk.0.ffn_up.weight"
+        ),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // hidden if inner % hidden == 0 else inner / hidden,
+        "mamba_n_groups": values.count("ssm.group_count"),
+        "mamba_d_state": values.count("ssm.state_size"),
+        "mamba_d_conv": values.count("ssm.conv_kernel"),
+        "mamba_conv_bias": values.has(f"blk.{first}.ssm_conv1d.bias"),
+        "mamba_proj_bias": values.has(f"blk.{first}.ssm_in.bias"),
+    }
+    return {**_granite(values, head_dim), **found, **experts(values)}
+
+
+def _qwen3_next(values: Metadata, head_dim: int) -> Fields:
+    """A file's last layers may be those that guess further tokens, which aren't run."""
+    layers = values.count("block_count") - values.number("nextn_predict_layers", 0)
+    if layers < 1:
+        raise ModelLoadError(f"qwen3next.block_count leaves {layers} layers.", param="model")
+    kinds = {True: "full_attention", False: "linear_attention"}
+    heads = values.count("ssm.time_step_rank")
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": [kinds[values.has(f"blk.{at}.attn_q.weight")] for at in range(layers)],
+        "mlp_only_layers": [
+            at for at in range(layers) if not values.has(f"blk.{at}.ffn_gate_inp.weight")
+        ],
+        "decoder_sparse_step": 1,
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": values.count("ssm.group_count"),
+        "linear_value_head_dim": values.count("ssm.inner_size") // heads,
+        "linear_key_head_dim": values.count("ssm.state_size"),
+        "linear_conv_kernel_dim": values.count("ssm.conv_kernel"),
+    }
+
+
+def _rows(values: Metadata, name: str) -> int:
+    """Of a tensor. Raises `ModelLoadError` where it isn't there."""
+    info = values.header.tensors.get(name)
+    if info is None:
+        raise ModelLoadError(f"The file has no {name}.", param="model")
+    return info.shape[0]
 
 
 def _minicpm(values: Metadata, head_dim: int) -> Fields:
@@ -152,6 +225,9 @@ _MORE: dict[str, Callable[[Metadata, int], Fields]] = {
     "gemma3": _gemma2,
     "olmo2": _olmo2,
     "granite": _granite,
+    "granitemoe": _granite_moe,
+    "granitehybrid": _granite_hybrid,
+    "qwen3next": _qwen3_next,
     "minicpm": _minicpm,
     "glm4": _glm4,
     "glm4moe": _glm4moe,

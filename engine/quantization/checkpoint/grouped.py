@@ -103,9 +103,9 @@ class GroupedMatrix(Plain):
             plain = shared and self._shifted(8) is not None
             whole = self._whole_zeros
             return IntegerFormat(4, group, not plain and not whole, not plain and whole)
-        if not self._whole_zeros:
-            return None
         around = self._bits == 8 and self._zeros not in (0, _MIDDLE)
+        if not around and not self._whole_zeros:
+            return None
         return IntegerFormat(8, group, with_zeros=around)
 
     def _own(self, form: IntegerFormat | None) -> Own | None:

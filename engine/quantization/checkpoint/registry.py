@@ -35,7 +35,10 @@ _ALIASES = {
     "nvfp4": "modelopt",
     "gptqmodel": "gptq",
 }
-_PLAIN = "is a way of loading plain weights, not of keeping them: remove quantization_config"
+_PLAIN = (
+    "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
+    "round them with --quantization int8 or int4"
+)
 #: What isn't read, and what to take instead.
 _REFUSED = {
     "marlin": "take the GPTQ checkpoint that it is made of",

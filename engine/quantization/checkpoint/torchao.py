@@ -86,7 +86,7 @@ def _block_scales(parts: Parts, rows: int, columns: int) -> Tensor:
         return found.reshape(1, 1)
     if found.dim() == 1 and found.numel() == rows:
         return found.reshape(rows, 1)
-    if found.dim() != 2 or found.shape[0] > rows or found.shape[1] > columns:
+    if found.dim() != 2 or 0 in found.shape or found.shape[0] > rows or found.shape[1] > columns:
         raise parts.wrong(_SCALE, f"has shape {tuple(found.shape)} for {rows} x {columns}")
     return found
 
@@ -104,12 +104,17 @@ def _zeros(parts: Parts, scales: Tensor) -> Tensor | None:
 
 
 def _class_of(parts: Parts) -> str:
-    """What the header says of a weight."""
+    """What the header says of a weight, all of whose tensors must be there."""
     said = parts.tensors.metadata.get(parts.name("weight"))
     if said is None:
         raise parts.wrong(_DATA, "has no entry in the file's header that tells its class")
     try:
         found: Any = json.loads(said)
-        return str(found["_type"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        kind, names = str(found["_type"]), found.get("_tensor_data_names") or []
+        wanted = [f"_weight_{name}" for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise parts.wrong(_DATA, f"has an unsound entry in the file's header: {error}") from error
+    for suffix in wanted:
+        if suffix not in parts:
+            raise parts.wrong(suffix, "isn't there, and the file's header names it")
+    return kind

@@ -164,7 +164,7 @@ void finish_pair(const Job& job, const float* x, const float* up, int64_t row, i
 }
 
 // How far ahead of its use a panel is fetched from memory when it is used only once.
-constexpr int64_t kAhead = 2048;
+constexpr int64_t kAhead = 4096;
 
 // `blocks` blocks of steps of one panel times the rows [row, row + rows); what comes `next` is
 // fetched meanwhile, each tile its share of it.
@@ -180,7 +180,7 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const int64_t distance = fetches ? kAhead : 0;
   if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
-  alignas(64) float wide[(kBlockUnits + kBlockUnits / 16) * NR];
+  alignas(64) float wide[kWideBytes / sizeof(float)];
   const bool widens = job.kernel.widen && tiles >= job.kernel.least_tiles;
   if (widens) job.kernel.widen(wide, b, steps, w.group, w.table);
   const LinearMicro* micro = widens ? job.kernel.widened : job.kernel.micro;
@@ -272,7 +272,8 @@ void cut_panels(Job& job, int threads) {
 int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows,
                  int dtype, const Activation* gate, int threads) {
   const Kernel kernel = kernel_for(w, dtype);
-  const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
+  const int64_t fit = kernel.widen ? kWideBytes / kernel.wide_bytes : kBlockUnits;
+  const int64_t block_steps = std::max<int64_t>(1, std::min(fit, kBlockUnits / kernel.step_units));
   const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
   const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
   const int64_t piece = rows_of_piece(blocks * kRowUnits * static_cast<int64_t>(sizeof(uint32_t)));

@@ -51,6 +51,8 @@ struct Packed {
 // number of cache lines spreads the rows of a tile over its sets.
 constexpr int kBlockUnits = 256;
 constexpr int kRowUnits = kBlockUnits + 16;
+// Most bytes of weights that are widened at a time.
+constexpr int64_t kWideBytes = (kBlockUnits + kBlockUnits / 16) * NR * 4;
 
 struct MicroCall {
   const uint32_t* a;     // first row of the tile in its first block
@@ -109,6 +111,7 @@ struct Kernel {
   // Where it pays for many rows: widens `steps` steps of weights, for which there are other kernels.
   void (*widen)(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table);
   LinearMicro widened[kMostTile];
+  int64_t wide_bytes = 0;   // of a widened step
   int64_t least_tiles = 2;  // so many tiles of rows widen
 };
 

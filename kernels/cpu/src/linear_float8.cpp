@@ -2,10 +2,10 @@
 // stands for exactly, and x is rounded to bf16.
 //
 // The sum of a group begins at zero and is scaled into the row's sum: so the next group needn't wait
-// for it, and for one row two groups are summed at a time. The order of a row's sums stays the same.
+// for it.
 #include <utility>
 
-#include "linear_int.h"
+#include "linear_steps.h"
 
 #ifdef QUIRE_FLOAT8_PAIRS
 
@@ -81,43 +81,25 @@ QUIRE_INLINE void add_pair(vf (&sums)[ROWS][2], const uint32_t* a, vi b0, vi b1)
   }
 }
 
-// acc[r] += GROUPS groups, one after the other.
-template <int GROUPS, int ROWS>
-QUIRE_INLINE void add_groups(vf (&acc)[ROWS][2], const MicroCall& call, const uint32_t* a,
-                             const char* b, const char* ahead, const Lookup& lookup) {
-  constexpr int64_t kBytes = kPass * NR;
-  const int64_t units = call.group / 2, bytes = call.group / kPass * kBytes + NR * 4;
-  // What the last group reads is further ahead, too, unless nothing is fetched.
-  if (ahead != b) ahead += (GROUPS - 1) * bytes;
-  const int64_t ahead_bytes = call.ahead_step * GROUPS * kPass / call.group;
-  vf sums[GROUPS][ROWS][2];
-#pragma GCC unroll 2
-  for (int g = 0; g < GROUPS; g++) {
+// acc[r] += one group.
+template <int ROWS>
+QUIRE_INLINE void add_group(vf (&acc)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
+                            int64_t line_ahead, int64_t group, const Lookup& lookup) {
+  vf sums[ROWS][2];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) sums[g][r][0] = sums[g][r][1] = vset(0.0f);
+  for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = vset(0.0f);
+  for (int64_t k = 0; k < group; k += kPass, a += kPass / 2, b += kPass * NR) {
+    fetch_line(ahead), ahead += line_ahead;
+    const Pairs left = look_up(b, lookup), right = look_up(b + 64, lookup);
+#pragma GCC unroll 2
+    for (int pair = 0; pair < 2; pair++) add_pair(sums, a + pair, left.at[pair], right.at[pair]);
   }
-  for (int64_t k = 0; k < call.group; k += kPass, a += kPass / 2, b += kBytes) {
-#pragma GCC unroll 4
-    for (int at = 0; at < GROUPS * NR * 4; at += 64) __builtin_prefetch(ahead + at);
-    ahead += ahead_bytes;
-#pragma GCC unroll 2
-    for (int g = 0; g < GROUPS; g++) {
-      const Pairs left = look_up(b + g * bytes, lookup);
-      const Pairs right = look_up(b + g * bytes + 64, lookup);
-#pragma GCC unroll 2
-      for (int pair = 0; pair < 2; pair++)
-        add_pair<ROWS>(sums[g], a + g * units + pair, left.at[pair], right.at[pair]);
-    }
-  }
-#pragma GCC unroll 2
-  for (int g = 0; g < GROUPS; g++) {
-    const float* scales = reinterpret_cast<const float*>(b + g * bytes);
-    const vf s0 = vload(scales), s1 = vload(scales + W);
+  const float* scales = reinterpret_cast<const float*>(b);
+  const vf s0 = vload(scales), s1 = vload(scales + W);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      acc[r][0] = vfma(sums[g][r][0], s0, acc[r][0]);
-      acc[r][1] = vfma(sums[g][r][1], s1, acc[r][1]);
-    }
+  for (int r = 0; r < ROWS; r++) {
+    acc[r][0] = vfma(sums[r][0], s0, acc[r][0]);
+    acc[r][1] = vfma(sums[r][1], s1, acc[r][1]);
   }
 }
 
@@ -128,16 +110,16 @@ void float8_micro(const MicroCall& call) {
   const Lookup lookup = load_lookup();
   const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
-  const int64_t units = call.group / 2, bytes = call.group * NR + NR * 4;
+  const int64_t units = call.group / 2, bytes = group_bytes(kFloat8, call.group);
+  const int64_t line_ahead = line_ahead_of(call, kPass);
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
-    int64_t steps = left < call.block_steps ? left : call.block_steps;
+    const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
-    if constexpr (ROWS == 1) {
-      for (; steps >= 2; steps -= 2, a += 2 * units, b += 2 * bytes, ahead += 2 * call.ahead_step)
-        add_groups<2>(acc, call, a, b, ahead, lookup);
+    for (int64_t i = 0; i < steps; i++, a += units, b += bytes) {
+      add_group(acc, a, b, ahead, line_ahead, call.group, lookup);
+      ahead += call.ahead_step;
+      fetch_line(ahead - scale_bytes(kFloat8));
     }
-    for (; steps > 0; steps--, a += units, b += bytes, ahead += call.ahead_step)
-      add_groups<1>(acc, call, a, b, ahead, lookup);
     block += call.block_stride;
   }
   store_sums(call, acc);

@@ -19,7 +19,7 @@ constexpr int kInt4Tile = W == 16 ? 8 : W == 8 ? 5 : 4;
 constexpr int kHead = 3;
 
 constexpr int x_unit(Format format) {
-  return is_int8(format) ? kInt8Unit : is_words(format) ? 2 : 4;
+  return is_int8(format) ? kInt8Unit : is_words(format) && !in_planes(format) ? 2 : 4;
 }
 
 // Units of x that a group takes.
@@ -44,8 +44,8 @@ void int_micro(const MicroCall& call) {
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = value_bytes<FORMAT, WIDE>(group);
   const int64_t step_units = units_of<FORMAT>(group);
-  const int64_t step_bytes = values + NR * (has_second(FORMAT) || is_words(FORMAT) ? 4 : 2);
-  const int64_t line_ahead = call.ahead_step * pass_of<FORMAT>(WIDE) / group;
+  const int64_t step_bytes = values + scale_bytes(FORMAT);
+  const int64_t line_ahead = line_ahead_of(call, pass_of<FORMAT>(WIDE));
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
@@ -76,6 +76,7 @@ void int_micro(const MicroCall& call) {
       a += step_units;
       b += step_bytes;
       ahead += call.ahead_step;
+      fetch_line(ahead - scale_bytes(FORMAT));
     }
     block += call.block_stride;
   }
@@ -157,6 +158,7 @@ Kernel make_widened(int64_t group, Widen widen, std::index_sequence<I...> tiles)
   Kernel kernel = make<FORMAT>(group, tiles);
   const LinearMicro widened[] = {int_micro<FORMAT, true, I + 1>...};
   kernel.widen = widen;
+  kernel.wide_bytes = value_bytes<FORMAT, true>(group) + scale_bytes(FORMAT);
   std::copy(widened, widened + sizeof...(I), kernel.widened);
   return kernel;
 }
@@ -168,7 +170,11 @@ Kernel make_bytes(int64_t group) {
 
 template <Format FORMAT>
 Kernel make_words(int64_t group) {
-  return make_widened<FORMAT>(group, to_words<FORMAT>, std::make_index_sequence<kInt8Tile>{});
+  constexpr std::make_index_sequence<kInt8Tile> tiles{};
+#ifdef QUIRE_PLANES
+  if constexpr (in_planes(FORMAT)) return make_widened<FORMAT>(group, to_planes, tiles);
+#endif
+  return make_widened<FORMAT>(group, to_words<FORMAT>, tiles);
 }
 
 template <Format FORMAT>

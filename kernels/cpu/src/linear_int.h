@@ -32,9 +32,19 @@ constexpr int kDoubledOffset = 12;
 // Weights that become words of 16 bits, and scales that are float32.
 constexpr bool is_words(Format format) { return format == kTable4 || format == kFloat8; }
 
+// Those of which high and low bytes are multiplied by themselves: x is bytes, and codes lie as int4 does.
+constexpr bool in_planes(Format format) {
+#ifdef QUIRE_PLANES
+  return format == kTable4;
+#else
+  return false;
+#endif
+}
+
 // The byte that holds value i of column j of a group of words: two of them meet two values of x, so each
 // 16 bytes are four columns' pairs of k, and then the next pairs.
 inline int64_t word_byte(Format format, int64_t j, int64_t i) {
+  if (in_planes(format)) return i / 8 * NR * 4 + j * 4 + i % 4;
   return i / (format == kTable4 ? 8 : 4) * NR * 4 + j / 4 * 16 + i / 2 % 2 * 8 + j % 4 * 2 + i % 2;
 }
 
@@ -42,14 +52,20 @@ inline int64_t bytes_of_values(Format format, int64_t group) {
   return is_int8(format) || format == kFloat8 ? group * NR : group * NR / 2;
 }
 
+// Scales of a group, and what is beside them.
+constexpr int64_t scale_bytes(Format format) {
+  return NR * (is_words(format) || has_second(format) ? 4 : 2);
+}
+
 inline int64_t group_bytes(Format format, int64_t group) {
-  return bytes_of_values(format, group) + NR * (is_words(format) || has_second(format) ? 4 : 2);
+  return bytes_of_values(format, group) + scale_bytes(format);
 }
 
 inline int offset_of(Format format) {
   return is_int8(format)        ? kInt8Offset
          : format == kInt4      ? 8
          : format == kInt4Float ? kDoubledOffset
+         : in_planes(format)    ? 128  // of high bytes
                                 : 0;
 }
 

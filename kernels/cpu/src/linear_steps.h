@@ -12,7 +12,7 @@ namespace quire {
 // Units of k that a pass of the loops below takes, where weights are as they are packed or widened.
 template <Format FORMAT>
 constexpr int64_t pass_of(bool wide) {
-  if (is_words(FORMAT) && wide) return 2;
+  if (is_words(FORMAT) && wide) return in_planes(FORMAT) ? 4 : 2;
   return is_int8(FORMAT) || FORMAT == kFloat8 ? 4 : 8;
 }
 
@@ -30,6 +30,13 @@ alignas(16) constexpr uint8_t kLookedUp[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 QUIRE_INLINE void fetch_line(const char* ahead) {
 #pragma GCC unroll 4
   for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
+}
+
+// How far the place that is fetched moves on with each pass over NR * 4 bytes of weights. What lies behind
+// a step's values, its scales, is fetched by itself: with a share of it in each pass, lines would be
+// left out.
+inline int64_t line_ahead_of(const MicroCall& call, int64_t pass) {
+  return std::min<int64_t>(NR * 4, call.ahead_step * pass / call.group);
 }
 
 // sums[r] += quads of one group, for int8.
@@ -156,6 +163,79 @@ QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 }
 #endif
 
+#ifdef QUIRE_PLANES
+// Most rows whose sums of high and of low bytes are kept side by side; more take a pass for each.
+constexpr int kJointRows = W == 16 ? 4 : 1;
+
+// sums[r] = 256 * sums[r] + low[r]
+template <int ROWS>
+QUIRE_INLINE void join(vi (&sums)[ROWS][2], const vi (&low)[ROWS][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    sums[r][0] = vjoin(sums[r][0], low[r][0]);
+    sums[r][1] = vjoin(sums[r][1], low[r][1]);
+  }
+}
+
+// sums[r] += entries times eight k.
+template <int ROWS>
+QUIRE_INLINE void add_entries(vi (&sums)[ROWS][2], const uint32_t* a, const Nibbles& b0,
+                              const Nibbles& b1, vi entries) {
+  const Nibbles e0 = look_up(b0, entries), e1 = look_up(b1, entries);
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) dot_row(sums[r], e0, e1, a + r * kRowUnits);
+}
+
+// sums[r] += one group of entries in planes; what sums begin with is worth 256 times as much.
+template <int ROWS>
+QUIRE_INLINE void add_planes(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
+                             const char* ahead, int64_t line_ahead, int64_t group,
+                             const uint8_t* table) {
+  const Entries entries = load_planes(table);
+  const int64_t bytes = group * NR / 2;
+  vi low[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) low[r][0] = low[r][1] = vset_int(0);
+  const uint32_t* x = a;
+  for (int64_t i = 0; i < bytes; i += NR * 4, x += 2, ahead += line_ahead) {
+    fetch_line(ahead);
+    const Nibbles b0 = load_nibbles(b + i), b1 = load_nibbles(b + i + W * 4);
+    add_entries(sums, x, b0, b1, entries.high);
+    if constexpr (ROWS <= kJointRows) add_entries(low, x, b0, b1, entries.low);
+  }
+  join(sums, low);
+  if constexpr (ROWS <= kJointRows) return;
+  for (int64_t i = 0; i < bytes; i += NR * 4, a += 2)
+    add_entries(sums, a, load_nibbles(b + i), load_nibbles(b + i + W * 4), entries.low);
+}
+
+// The same of planes that were looked up.
+template <Format FORMAT, int ROWS>
+QUIRE_INLINE void add_wide_planes(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
+                                  const char* ahead, int64_t line_ahead, int64_t group) {
+  const uint32_t* x = a;
+  add_nibbles<FORMAT, true>(sums, x, b, ahead, line_ahead, group);
+  const vi none[ROWS][2] = {};
+  join(sums, none);
+  add_nibbles<FORMAT, true>(sums, a, b, ahead, line_ahead, group);
+}
+
+// Each step: high bytes, low bytes, scales.
+inline void to_planes(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table) {
+  const Entries entries = load_planes(table);
+  char* out = reinterpret_cast<char*>(to);
+  const int64_t plane = group * NR;
+  for (int64_t s = 0; s < steps; s++, b += NR * 4, out += plane + NR * 4) {
+    for (int64_t i = 0; i < group; i += 4, b += W * 4, out += NR * 4) {
+      const Nibbles codes = load_nibbles(b);
+      store_apart(out, look_up(codes, entries.high));
+      store_apart(out + plane, look_up(codes, entries.low));
+    }
+    std::memcpy(out + plane, b, NR * 4);
+  }
+}
+#endif
+
 // Words of `PAIRS` pairs of k, which `load(b, pair)` makes of one vector of weights.
 template <int PAIRS, int ROWS, class Load>
 QUIRE_INLINE void add_words(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
@@ -210,6 +290,12 @@ QUIRE_INLINE void add_step(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
     add_int8<ROWS>(sums, a, b, ahead, line_ahead, group);
   } else if constexpr (!is_words(FORMAT)) {
     add_int4<FORMAT, WIDE, ROWS>(sums, a, b, ahead, line_ahead, group);
+#ifdef QUIRE_PLANES
+  } else if constexpr (in_planes(FORMAT) && WIDE) {
+    add_wide_planes<FORMAT>(sums, a, b, ahead, line_ahead, group);
+  } else if constexpr (in_planes(FORMAT)) {
+    add_planes(sums, a, b, ahead, line_ahead, group, table);
+#endif
   } else if constexpr (WIDE) {
     const auto load = [](const char* p, int) __attribute__((always_inline)) { return load_words(p); };
     add_words<1>(sums, a, b, ahead, line_ahead, group, load);

@@ -1,5 +1,6 @@
-// Weights of 4 and 8 bits as words of 16, pairs of which meet pairs of words of x: entries of a table,
-// and floats of 8 bits.
+// Weights of 4 and 8 bits as words of 16: entries of a table, and floats of 8 bits. Pairs of them meet
+// pairs of words of x; or, of a table where four bytes are multiplied at a time, high and low bytes of
+// four words meet four bytes of x by themselves.
 #pragma once
 
 #include "vec_int.h"
@@ -13,6 +14,10 @@ namespace quire {
 constexpr float kFloat8Step = 1.0f;
 #else
 constexpr float kFloat8Step = 0x1p-5f;
+#endif
+
+#if (defined(QUIRE_AVX512) || defined(QUIRE_AVX2)) && !defined(QUIRE_PAIRS)
+#define QUIRE_PLANES 1
 #endif
 
 // Floats of 8 bits, e4m3, as multiples of 2^-5: those from 0.25 on exactly, smaller ones rounded to the
@@ -141,6 +146,22 @@ QUIRE_INLINE vi vdot_words(vi sum, const Words& b, uint32_t x) {
   for (int i = 0; i < 4; i++) sum[i] += b.at[2 * i] * first + b.at[2 * i + 1] * second;
   return sum;
 }
+#endif
+
+#ifdef QUIRE_PLANES
+// Bytes of entries: low ones as they are, high ones 128 more than they are, so that both are unsigned.
+QUIRE_INLINE Entries load_planes(const uint8_t* p) {
+  return {repeat16(p), repeat16(p + 16) ^ vset_int(int(0x80808080))};
+}
+QUIRE_INLINE Nibbles look_up(const Nibbles& codes, vi entries) {
+  return {vpick_bytes(entries, codes.low), vpick_bytes(entries, codes.high)};
+}
+// 256 * high + low
+#if defined(QUIRE_AVX512)
+QUIRE_INLINE vi vjoin(vi high, vi low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+#else
+QUIRE_INLINE vi vjoin(vi high, vi low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+#endif
 #endif
 
 // sums of one row += two x at `a` times two vectors of pairs.

@@ -90,7 +90,7 @@ FORMATS: dict[str, Format] = {
     "hqq-2": _hqq(2, "read"),
     "hqq-3": _hqq(3, "read"),
     "hqq-4": _hqq(4, "kept"),
-    "hqq-8": _hqq(8, "read"),
+    "hqq-8": _hqq(8, "kept"),
     "squeezellm": Format({"quant_method": "squeezellm", "wbits": 4}, writers.squeezellm, "read"),
     "aqlm": Format({"quant_method": "aqlm"}, writers.aqlm, "read"),
     "bnb-nf4": Format(_BNB, packages.bitsandbytes4("nf4", False), "kept"),

@@ -84,6 +84,96 @@ def glm4_moe_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_expert_weights_norm(config["norm_topk_prob"])
 
 
+def granite_moe(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Gate and up apart, of the experts and of the MLP beside them."""
+    shared = "_shexp" if config.get("num_local_experts") else ""
+    at = f"blk.{name.split('.')[2]}.ffn" if name.startswith("model.layers.") else ""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            yield f"{at}_{part}{shared}.weight", half
+    elif name.endswith("shared_mlp.output_linear.weight"):
+        yield f"{at}_down{shared}.weight", tensor
+    elif name.endswith("block_sparse_moe.input_linear.weight"):
+        for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+            yield f"{at}_{part}_exps.weight", half
+    elif name.endswith("block_sparse_moe.output_linear.weight"):
+        yield f"{at}_down_exps.weight", tensor
+    else:
+        yield from turned(name, tensor, config)
+
+
+def granite_hybrid(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Decays as they are, in columns; norms in groups; a convolution's channels in rows."""
+    if name.endswith("A_log"):
+        yield name, -tensor.exp().unsqueeze(1)
+    elif name.endswith("mamba.D"):
+        yield name, tensor.unsqueeze(1)
+    elif name.endswith("dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), tensor
+    elif name.endswith("conv1d.weight"):
+        yield name, tensor.squeeze(1)
+    elif name.endswith("mamba.norm.weight"):
+        yield name, tensor.view(config["mamba_n_groups"], -1)
+    else:
+        yield from granite_moe(name, tensor, config)
+
+
+def qwen3_next(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """All queries, keys and values behind each other, gates apart; norms as what multiplies."""
+    if name.endswith("A_log"):
+        yield name, -tensor.exp()
+    elif name.endswith("dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), tensor
+    elif name.endswith("conv1d.weight"):
+        yield name, tensor.squeeze(1)
+    elif name.endswith("norm.weight") and "linear_attn" not in name:
+        yield name, tensor + 1
+    elif name.endswith("in_proj_qkvz.weight"):
+        heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        wide = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+        by_head = tensor.view(heads, -1, tensor.shape[1])
+        q, k, v, z = by_head.split((key, key, wide, wide), dim=1)
+        at = f"blk.{name.split('.')[2]}"
+        yield f"{at}.attn_qkv.weight", torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+        yield f"{at}.attn_gate.weight", z.flatten(0, 1)
+    elif ".experts." in name and tensor.dim() == 3:
+        at = f"blk.{name.split('.')[2]}.ffn"
+        if name.endswith("down_proj"):
+            yield f"{at}_down_exps.weight", tensor
+        else:
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{at}_{part}_exps.weight", half
+    else:
+        yield name, tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+
+
+def states(writer: gguf.GGUFWriter, config: Config) -> None:
+    scales(writer, config)
+    heads = config["mamba_n_heads"]
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_rope_scaling_finetuned(False)
+    kinds, kv_heads = config["layer_types"], config["num_key_value_heads"]
+    key = f"{writer.arch}.attention.head_count_kv"
+    del writer.kv_data[0][key]  # told by layer
+    attends = ("attention", "full_attention")
+    writer.add_head_count_kv([kv_heads if kind in attends else 0 for kind in kinds])
+
+
+def delta(writer: gguf.GGUFWriter, config: Config) -> None:
+    heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
 def no_more(writer: gguf.GGUFWriter, config: Config) -> None:
     pass
 
@@ -185,6 +275,12 @@ CASES = {
         turned,
     ),
     "granite": Case("granite", "granite", changed=turned, more=scales),
+    "granitemoe": Case("granitemoe", "granitemoe", changed=granite_moe, more=scales),
+    "granitehybrid": Case("granite4", "granitehybrid", changed=granite_hybrid, more=states),
+    "granitehybrid-dense": Case(
+        "granite4-groups", "granitehybrid", {"mamba_conv_bias": True}, granite_hybrid, states
+    ),
+    "qwen3next": Case("qwen3_next", "qwen3next", changed=qwen3_next, more=delta),
     "internlm2": Case("llama", "internlm2", changed=turned),
     "xverse": Case("llama", "xverse", changed=turned),
     "minicpm": Case("granite", "minicpm", {"attention_multiplier": 0.25}, turned, minicpm),
@@ -222,9 +318,10 @@ def write(case: Case, folder: Path, path: Path, kind_of: Callable[[str], Kind]) 
     for name, value in _with_experts_together(
         part for item in tensors.items() for part in case.changed(*item, config)
     ):
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        kind = Kind.F32 if value.dim() == 1 or name.endswith(".bias") else kind_of(stored)
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+        assert stored.startswith(("blk.", "token_embd.", "output")), name
+        small = value.dim() == 1 or name.endswith(".bias") or ".ssm_" in stored.replace("_in", "")
+        kind = Kind.F32 if small and "ssm_out" not in stored else kind_of(stored)
         array = value.float().contiguous().numpy()
         if value.dim() == 3 and kind != Kind.F32:
             flat = quantized(array.reshape(-1, array.shape[-1]), kind)
@@ -356,6 +453,58 @@ def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelLoadError, match=r"olmo2\.attention\.sliding_window_pattern must be"):
         make(file)
+
+
+def test_what_a_file_says_of_states_must_be_possible(tmp_path: Path) -> None:
+    folder = checkpoint("granitehybrid", tmp_path / "checkpoint")
+
+    def growing(name: str, tensor: Tensor, config: Config) -> Tensors:
+        for stored, value in granite_hybrid(name, tensor, config):
+            yield stored, value.abs() if stored.endswith("A_log") else value
+
+    def by_layer(counts: list[int]) -> Add:
+        def add(writer: gguf.GGUFWriter, config: Config) -> None:
+            states(writer, config)
+            del writer.kv_data[0]["granitehybrid.attention.head_count_kv"]
+            writer.add_head_count_kv(counts)
+
+        return add
+
+    for number, (changed, more, message) in enumerate(
+        [
+            (growing, states, r"ssm_a' has values that aren't below zero"),
+            (granite_hybrid, by_layer([0, 2]), r"head_count_kv must be a list of 3 counts"),
+            (granite_hybrid, by_layer([1, 2, 0]), r"layers of different numbers"),
+        ]
+    ):
+        case = Case("granite4", "granitehybrid", changed=changed, more=more)
+        file = write(case, folder, tmp_path / f"{number}.gguf", lambda _: Kind.F32)
+        with pytest.raises(ModelLoadError, match=message):
+            make(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("granitehybrid", "input_linear"), ("qwen3next", "qkvz")]
+)
+def test_what_lies_in_two_tensors_or_with_all_experts_stays_in_few_bits(
+    name: str, part: str, tmp_path: Path, compiler: None
+) -> None:
+    folder = checkpoint(name, tmp_path / "checkpoint")
+    wide = ("ffn_gate", "ffn_up", "attn_qkv", "attn_gate")  # rows of whole blocks
+    file = write(
+        CASES[name],
+        folder,
+        tmp_path / "model.gguf",
+        lambda stored: Kind.Q8_0 if any(part in stored for part in wide) else Kind.F32,
+    )
+    reports = {report.layer: report for report in make(file).load_report()}
+    found = [
+        report
+        for layer, report in reports.items()
+        if part in layer or (".experts." in layer and "gate_proj" in layer)
+    ]
+    assert found
+    assert {(report.format, report.level) for report in found} == {("Q8_0", "kept")}
 
 
 def test_a_minicpm_without_its_scales_is_refused_by_name(tmp_path: Path) -> None:

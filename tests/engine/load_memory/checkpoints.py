@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 from gguf import GGMLQuantizationType as Kind
@@ -16,6 +17,10 @@ from engine.models.gguf.names import gguf_name
 HIDDEN, INNER, LAYERS, VOCAB, HEADS, KV_HEADS = 1024, 2816, 8, 8192, 16, 4
 Shapes = dict[str, tuple[int, ...]]
 _NAMES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
+
+
+Layer = Callable[[int, int], "dict[str, Stored]"]
+"""The tensors of a linear layer of so many rows and columns, by what follows its name."""
 
 
 def shapes(tied: bool = False) -> Shapes:
@@ -65,43 +70,135 @@ def write_tensors(folder: Path, tensors: Shapes, dtype: str, shards: int = 1) ->
 
 def _write_holes(path: Path, tensors: Shapes, dtype: str) -> None:
     kind, itemsize = _NAMES[dtype]
-    _write_kinds(path, {name: (kind, shape, itemsize) for name, shape in tensors.items()})
+    _write_kinds(path, {name: Stored(kind, shape, itemsize) for name, shape in tensors.items()})
 
 
-def _write_kinds(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]]) -> None:
-    """Tensors of a dtype, a shape, and bytes of an element."""
+class Stored(NamedTuple):
+    """A tensor: its dtype, its shape, bytes of an element, and what is no hole."""
+
+    kind: str
+    shape: tuple[int, ...]
+    itemsize: int
+    content: bytes = b""
+
+
+def _write_kinds(path: Path, tensors: Mapping[str, Stored]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (kind, shape, itemsize) in tensors.items():
-        begin, end = end, end + math.prod(shape) * itemsize
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+    end, places = 0, {}
+    for name, tensor in tensors.items():
+        begin, end = end, end + math.prod(tensor.shape) * tensor.itemsize
+        header[name] = {
+            "dtype": tensor.kind, "shape": list(tensor.shape), "data_offsets": [begin, end],
+        }  # fmt: skip
+        places[begin] = tensor.content
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
+        for begin, content in places.items():
+            if content:
+                file.seek(8 + len(text) + begin)
+                file.write(content)
         file.truncate(8 + len(text) + end)
 
 
+def _gptq(rows: int, columns: int) -> dict[str, Stored]:
+    """Inputs sorted: each group has every eighth of them."""
+    groups = columns // 128
+    order = struct.pack(f"<{columns}i", *(column % groups for column in range(columns)))
+    return {
+        "qweight": Stored("I32", (columns // 8, rows), 4),
+        "qzeros": Stored("I32", (groups, rows // 8), 4),
+        "scales": Stored("F16", (groups, rows), 2),
+        "g_idx": Stored("I32", (columns,), 4, order),
+    }
+
+
+def _awq(rows: int, columns: int) -> dict[str, Stored]:
+    return {
+        "qweight": Stored("I32", (columns, rows // 8), 4),
+        "qzeros": Stored("I32", (columns // 128, rows // 8), 4),
+        "scales": Stored("F16", (columns // 128, rows), 2),
+    }
+
+
+def _by_row(kind: str) -> Layer:
+    def stored(rows: int, columns: int) -> dict[str, Stored]:
+        return {
+            "weight": Stored(kind, (rows, columns), 1),
+            "weight_scale": Stored("F32", (rows, 1), 4),
+        }
+
+    return stored
+
+
+def _nf4(rows: int, columns: int) -> dict[str, Stored]:
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": [rows, columns]}).encode()
+    return {
+        "weight": Stored("U8", (rows * columns // 2, 1), 1),
+        "weight.absmax": Stored("F32", (rows * columns // 64,), 4),
+        "weight.quant_map": Stored("F32", (16,), 4),
+        "weight.quant_state.bitsandbytes__nf4": Stored("U8", (len(state),), 1, state),
+    }
+
+
+def _hqq(rows: int, columns: int) -> dict[str, Stored]:
+    groups = rows * columns // 64
+    return {
+        "W_q": Stored("U8", (groups // 2, 64), 1),
+        "scale": Stored("F16", (groups, 1), 2),
+        "zero": Stored("F16", (groups, 1), 2),
+        "shape": Stored("I64", (2,), 8, struct.pack("<2q", rows, columns)),
+    }
+
+
+def _mxfp4(rows: int, columns: int) -> dict[str, Stored]:
+    """Scales of 1, powers of two by their exponents."""
+    scales = rows * columns // 32
+    return {
+        "weight_packed": Stored("U8", (rows, columns // 2), 1),
+        "weight_scale": Stored("U8", (rows, columns // 32), 1, b"\x7f" * scales),
+    }
+
+
+def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
+
+
+QUANTIZED: dict[str, tuple[dict[str, Any], Layer]] = {
+    "awq": ({"quant_method": "awq"}, _awq),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, _gptq),
+    "fp8": ({"quant_method": "fp8"}, _by_row("F8_E4M3")),
+    "e5m2": ({"quant_method": "fp8"}, _by_row("F8_E5M2")),
+    "w8a8": (
+        _compressed("int-quantized", num_bits=8, type="int", strategy="channel"), _by_row("I8"),
+    ),
+    "mxfp4": (
+        _compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group",
+                    group_size=32),
+        _mxfp4,
+    ),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, _nf4),
+    "hqq": ({"quant_method": "hqq", "nbits": 4, "group_size": 64}, _hqq),
+}  # fmt: skip
+
+
 def write_quantized(folder: Path, method: str) -> Path:
-    """The same, its linear layers as "awq" or "fp8" keeps them."""
+    """The same, its linear layers in one of the formats."""
     write_checkpoint(folder, "bfloat16")
-    tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    config, layer = QUANTIZED[method]
+    tensors: dict[str, Stored] = {}
     for name, shape in shapes().items():
-        at = name.removesuffix(".weight")
         if "_proj" not in name:
-            tensors[name] = ("BF16", shape, 2)
-        elif method == "awq":
-            rows, columns = shape
-            tensors[f"{at}.qweight"] = ("I32", (columns, rows // 8), 4)
-            tensors[f"{at}.qzeros"] = ("I32", (columns // 128, rows // 8), 4)
-            tensors[f"{at}.scales"] = ("F16", (columns // 128, rows), 2)
-        else:
-            tensors[name] = ("F8_E4M3", shape, 1)
-            tensors[f"{at}.weight_scale"] = ("F32", (shape[0], 1), 4)
+            tensors[name] = Stored("BF16", shape, 2)
+            continue
+        parts = layer(shape[0], shape[1])
+        tensors |= {f"{name.removesuffix('weight')}{part}": kept for part, kept in parts.items()}
     _write_kinds(folder / "model.safetensors", tensors)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method}
-    (folder / "config.json").write_text(json.dumps(config))
+    whole = json.loads((folder / "config.json").read_text())
+    whole["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(whole))
     return folder
 
 

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from tests.engine.load_memory.checkpoints import (
+    QUANTIZED,
     write_checkpoint,
     write_gguf_file,
     write_quantized,
@@ -33,7 +34,7 @@ LOADS = [
     ("bfloat16", "auto"), ("bfloat16", "float32"), ("bfloat16", "int8"), ("float16", "bfloat16"),
     ("float16", "int4"), ("float32", "auto"), ("float32", "bfloat16"), ("shards", "auto"),
     ("shards", "int8"), ("tied", "float32"), ("tied", "int4"), *((name, "auto") for name in GGUF),
-    ("F16", "float32"), ("Q8_0", "int4"), ("awq", "auto"), ("fp8", "auto"), ("fp8", "int8"),
+    ("F16", "float32"), ("Q8_0", "int4"), *((name, "auto") for name in QUANTIZED), ("fp8", "int8"),
 ]  # fmt: skip
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -47,7 +48,7 @@ class Measured:
     def __init__(self, folder: Path) -> None:
         models = {name: write_checkpoint(folder / name, **how) for name, how in SAFETENSORS.items()}
         models |= {n: write_gguf_file(folder / f"{n}.gguf", *how) for n, how in GGUF.items()}
-        models |= {name: write_quantized(folder / name, name) for name in ("awq", "fp8")}
+        models |= {name: write_quantized(folder / name, name) for name in QUANTIZED}
         self._models = models
         self._told = dict(zip(LOADS, self._measure(LOADS), strict=True))
 
