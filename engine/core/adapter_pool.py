@@ -29,8 +29,9 @@ from engine.scheduler.sequence import Request, Status
 
 log = logging.getLogger(__name__)
 
-#: Adapters that are read at the same time.
-_READERS = 2
+#: Adapters that are read at the same time. Between two steps as many more are begun as have these
+#: bytes in all: they are read during one, and nobody stands long behind them.
+_READERS, _AHEAD_BYTES = 2, 32 << 20
 #: Requests for loaded adapters that may pass one that waits for room.
 _MOST_OVERTAKING = 256
 #: Adapters that left the device, of which something is still told.
@@ -276,12 +277,12 @@ class AdapterPool:
 
     def _begin_loads(self) -> None:
         """Start to read those that wait, as far as there is room."""
-        while sum(entry.loading is not None for entry in self._entries.values()) < _READERS:
-            digest = self._next()
-            if digest is None:
-                return
+        while (digest := self._next()) is not None:
             ref = self._wanted(digest)
             size = _file_bytes(ref)
+            begun = [each.num_bytes for each in self._entries.values() if each.loading is not None]
+            if len(begun) >= _READERS and sum(begun) + size > _AHEAD_BYTES:
+                return
             if not self._make_room(size, ref.owner):
                 return
             self._begin(ref, size)
