@@ -150,7 +150,7 @@ class AdapterPool:
     def admit(self, request: Request) -> bool:
         """Take a request in; False when it must wait for its adapter.
 
-        Raises `InvalidRequest` for an adapter larger than the pool.
+        Raises `InvalidRequest` for an adapter larger than the pool, or than what pinned ones leave.
         """
         ref = request.message.adapter
         if ref is None:
@@ -350,6 +350,12 @@ class AdapterPool:
                 f"{self.capacity} bytes of adapters.",
                 param="model",
             )
+        pinned = [each for each in self._entries.values() if each.pinned]
+        left = self.capacity - sum(each.num_bytes for each in pinned)
+        if size > left or (self._most is not None and len(pinned) >= self._most):
+            raise InvalidRequest(
+                f"There is no room for the adapter {ref.name!r}: others are pinned.", param="model"
+            )
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -360,7 +366,8 @@ class AdapterPool:
         for one that can never be used here.
         """
         self.check(ref)
-        self._check_size(_file_bytes(ref), ref)
+        if ref.digest not in self._entries:
+            self._check_size(_file_bytes(ref), ref)
         (self._pinned.add if pin else self._pinned.discard)(ref.digest)
         entry = self._entries.get(ref.digest)
         if entry is not None:
