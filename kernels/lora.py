@@ -40,6 +40,7 @@ class LoraWeights:
         parts: of columns that don't overlap. Columns that no part names stay as they are.
         out_features: columns of y.
         gain, shift: float32 [N]; None: 1 and 0.
+        round_inputs: let bfloat16 weights meet x and h rounded to bfloat16, where that is faster.
     """
 
     a: Tensor
@@ -47,6 +48,7 @@ class LoraWeights:
     out_features: int
     gain: Tensor | None = None
     shift: Tensor | None = None
+    round_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +108,23 @@ class PlannedLora:
         a: where the pieces of a begin that lie over each other, and their ranks.
         parts: of columns that don't overlap.
         in_features, out_features: K and N.
+        round_inputs: see `LoraWeights`.
     """
 
     a: Sequence[tuple[int, int]]
     parts: Sequence[PlannedPart]
     in_features: int
     out_features: int
+    round_inputs: bool = False
 
 
 class LoraTemplate(ABC):
     """Adapters whose files have the same numbers in the same places."""
 
     @abstractmethod
-    def fill(self, values: Tensor) -> list[PackedLora]:
+    def fill(self, values: Tensor) -> list[PackedLora] | None:
         """What `KernelSet.pack_lora` makes of each plan, of a file's numbers; nothing is kept of
-        them. Any thread may call it.
+        them. None where one of them is NaN or infinite. Any thread may call it.
         """
 
 

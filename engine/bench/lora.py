@@ -3,8 +3,11 @@
 Tokens a second of CPU time, and by the clock, by what the rows of a batch go through: adapters
 turned off; on and unused; one of rank 16 on all rows; 10, 100 and 1,000 of rank 8, each row's drawn
 evenly or by Zipf's law, with room for `--resident` of them on the device. Adapters are random and
-written to a folder that goes afterwards; what loading them takes counts. The cases take turns, so
-that a busy machine counts for all of them alike; the median is told.
+written to a folder that goes afterwards; what loading them takes counts.
+
+A case runs between two batches with adapters turned off, and is compared with these: so a machine
+that grows busier counts for both. The median over the turns is told, and of "off" between two of
+its own how much is noise.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors.torch import save_file
@@ -82,8 +87,29 @@ def tokens_per_second(
     return tokens / (time.process_time() - started), tokens / (time.perf_counter() - clock)
 
 
-def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, tuple[float, float]]:
-    """Tokens a second of CPU time and by the clock, by case."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of one turn: tokens a second of CPU time and by the clock.
+
+    Attributes:
+        speed: its own.
+        of_off: over what was run before it and after it, with adapters turned off.
+    """
+
+    speed: tuple[float, float]
+    of_off: tuple[float, float]
+
+    @classmethod
+    def between(
+        cls, before: tuple[float, float], own: tuple[float, float], after: tuple[float, float]
+    ) -> Self:
+        """A case, and what was run before it and after it."""
+        cpu, clock = (2 * each / sum(off) for each, *off in zip(own, before, after, strict=True))
+        return cls(own, (cpu, clock))
+
+
+def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[Case]]:
+    """What comes of each turn, by case."""
 
     def llm(**options: object) -> LLM:
         return LLM(
@@ -105,22 +131,46 @@ def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, tuple[
         "on_unused": (on, [], ""),
         "one_rank_16": (on, wide, "uniform"),
     }
-    for count in args.adapters:
-        for law in ("uniform", "zipf"):
+    for law in ("uniform", "zipf"):
+        for count in args.adapters:
             cases[f"{count}_rank_8_{law}"] = on, narrow[:count], law
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    found: dict[str, list[Case]] = {name: [] for name in cases}
     for turn in range(args.turns + 1):
-        for name, (engine, adapters, law) in cases.items():
+
+        def speed(
+            engine: LLM, adapters: Sequence[LoRARequest] = (), law: str = "", turn: int = turn
+        ) -> tuple[float, float]:
             requests = chosen(adapters, args.requests, law, turn)
-            speed = tokens_per_second(engine, requests, args.tokens, turn)
+            return tokens_per_second(engine, requests, args.tokens, turn)
+
+        before = speed(off)
+        for name, case in cases.items():
+            own, after = speed(*case), speed(off)
             if turn:  # the first is to warm up
-                found[name].append(speed)
-    return {name: _medians(speeds) for name, speeds in found.items()}
+                found[name].append(Case.between(before, own, after))
+            before = after
+    return found
 
 
-def _medians(speeds: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    cpu, clock = zip(*speeds, strict=True)
-    return percentile(cpu, 50), percentile(clock, 50)
+def told(found: dict[str, list[Case]], counts: Sequence[int]) -> dict[str, float]:
+    """Medians over the turns; `counts`: of adapters, the least and most of which are compared."""
+    row: dict[str, float] = {}
+    for name, turns in found.items():
+        row[f"{name}_tok_s"] = round(_median(turn.speed[0] for turn in turns), 1)
+        row[f"{name}_of_off"] = round(_median(turn.of_off[0] for turn in turns), 3)
+        row[f"{name}_of_off_by_the_clock"] = round(_median(turn.of_off[1] for turn in turns), 3)
+    for law in ("uniform", "zipf") if len(counts) > 1 else ():
+        few, many = (found[f"{count}_rank_8_{law}"] for count in (min(counts), max(counts)))
+        for at, how in enumerate(("", "_by_the_clock")):
+            of_few = _median(
+                more.of_off[at] / less.of_off[at] for more, less in zip(many, few, strict=True)
+            )
+            row[f"{max(counts)}_of_{min(counts)}_{law}{how}"] = round(of_few, 3)
+    return row
+
+
+def _median(values: Iterable[float]) -> float:
+    return percentile(list(values), 50)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -141,13 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        speeds = run(args.model, args, Path(folder))
-    row: dict[str, float | str] = {}
-    off_cpu, off_clock = speeds["off"]
-    for name, (cpu, clock) in speeds.items():
-        row[f"{name}_tok_s"] = round(cpu, 1)
-        row[f"{name}_of_off"] = round(cpu / off_cpu, 3)
-        row[f"{name}_of_off_by_the_clock"] = round(clock / off_clock, 3)
+        row = told(run(args.model, args, Path(folder)), args.adapters)
     print(table(row))
     print(json.dumps(row))
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.contract.adapters import (
-    AdapterRef,
-    adapter_digest,
-    adapter_files,
-    tokenizer_digest,
-)
+from engine.contract.adapter_digests import known_digests
+from engine.contract.adapters import AdapterRef
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
-
-#: Adapters whose content is remembered by their files' state.
-_REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
@@ -76,25 +68,13 @@ class LoRARequest:
         """
         path = Path(self.lora_path).expanduser().absolute()
         try:
-            digest, tokenizer = _digests(path, _state(path))
+            digest, tokenizer = known_digests.of(path)
         except OSError as error:
             raise InvalidRequest(
                 f"The adapter {self.lora_name!r} can't be read from {path}: {error.strerror}.",
                 param="lora_request",
             ) from error
         return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
-
-
-def _state(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Changes whenever one of the adapter's files is written or replaced."""
-    stats = [(file.name, file.stat()) for file in adapter_files(path)]
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-
-
-@lru_cache(_REMEMBERED)
-def _digests(path: Path, state: tuple[tuple[str, int, int, int], ...]) -> tuple[str, str]:
-    """Of an adapter and of its tokenizer."""
-    return adapter_digest(path), tokenizer_digest(path)
 
 
 def refs_of(given: Any, count: int) -> list[AdapterRef | None]:

@@ -29,8 +29,9 @@ from engine.scheduler.sequence import Request, Status
 
 log = logging.getLogger(__name__)
 
-#: Adapters that are read at the same time.
-_READERS = 2
+#: Adapters that are read at the same time. Between two steps as many more are begun as have these
+#: bytes in all: they are read during one, and nobody stands long behind them.
+_READERS, _AHEAD_BYTES = 2, 32 << 20
 #: Requests for loaded adapters that may pass one that waits for room.
 _MOST_OVERTAKING = 256
 #: Adapters that left the device, of which something is still told.
@@ -149,7 +150,7 @@ class AdapterPool:
     def admit(self, request: Request) -> bool:
         """Take a request in; False when it must wait for its adapter.
 
-        Raises `InvalidRequest` for an adapter larger than the pool.
+        Raises `InvalidRequest` for an adapter larger than the pool, or than what pinned ones leave.
         """
         ref = request.message.adapter
         if ref is None:
@@ -276,12 +277,12 @@ class AdapterPool:
 
     def _begin_loads(self) -> None:
         """Start to read those that wait, as far as there is room."""
-        while sum(entry.loading is not None for entry in self._entries.values()) < _READERS:
-            digest = self._next()
-            if digest is None:
-                return
+        while (digest := self._next()) is not None:
             ref = self._wanted(digest)
             size = _file_bytes(ref)
+            begun = [each.num_bytes for each in self._entries.values() if each.loading is not None]
+            if len(begun) >= _READERS and sum(begun) + size > _AHEAD_BYTES:
+                return
             if not self._make_room(size, ref.owner):
                 return
             self._begin(ref, size)
@@ -349,6 +350,12 @@ class AdapterPool:
                 f"{self.capacity} bytes of adapters.",
                 param="model",
             )
+        pinned = [each for each in self._entries.values() if each.pinned]
+        left = self.capacity - sum(each.num_bytes for each in pinned)
+        if size > left or (self._most is not None and len(pinned) >= self._most):
+            raise InvalidRequest(
+                f"There is no room for the adapter {ref.name!r}: others are pinned.", param="model"
+            )
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -359,7 +366,8 @@ class AdapterPool:
         for one that can never be used here.
         """
         self.check(ref)
-        self._check_size(_file_bytes(ref), ref)
+        if ref.digest not in self._entries:
+            self._check_size(_file_bytes(ref), ref)
         (self._pinned.add if pin else self._pinned.discard)(ref.digest)
         entry = self._entries.get(ref.digest)
         if entry is not None:

@@ -54,6 +54,11 @@ class Parts:
         """Inputs and outputs of the layer."""
         return self._layer.in_features, self._layer.out_features
 
+    @property
+    def round_inputs(self) -> bool:
+        """Whether the layer's own weights may meet activations rounded to bf16."""
+        return isinstance(self._model, NativeDecoder) and self._model.round_inputs
+
     def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
         """A part's delta for the layer's rows [first, first + rows)."""
         chosen = slice(None) if order is None else order
@@ -131,6 +136,7 @@ class Parts:
             out_features=self._layer.out_features,
             gain=gain if changes else None,
             shift=shift if shifts else None,
+            round_inputs=self.round_inputs,
         )
 
 

@@ -153,7 +153,9 @@ class AdapterStore:
         adapter = self._read(ref, modules)
         weights = pack_adapter(adapter, model, dtype, heads, modules)
         self._templates.learn(ref.path, adapter, model, dtype, modules)
-        return _Packed(weights, adapter.rank)
+        # In one piece, as those that follow: steps read it faster.
+        again = self._templates.load(ref, model)
+        return _Packed(weights, adapter.rank) if again is None else _Packed(*again)
 
     def _read(self, ref: AdapterRef, modules: Modules) -> Adapter:
         if not ref.path:

@@ -11,12 +11,14 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine.contract.adapter_digests import FileStates, file_states, known_digests
 from engine.contract.adapters import (
     CONFIG_FILE,
     NEW_TOKENS_FILE,
@@ -28,13 +30,16 @@ from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
 from engine.lora.pack import Packer
 from engine.lora.parts import AdaptableModel, Parts
-from engine.lora.tensor_file import all_finite
 from engine.models.adapters import AdapterWeights
 from engine.models.spec import DecoderSpec
 from kernels.lora import LoraTemplate, PackedLora, PlannedLora, PlannedPart
 
 #: Layouts that are remembered, and bytes of a header or configuration of one.
 _MOST, _MOST_BYTES = 16, 1 << 22
+#: The largest file that a thread keeps its memory for: the system takes as long to hand out fresh
+#: memory as to read a file into it.
+_KEPT_BYTES = 32 << 20
+_kept = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,17 @@ class _Template:
 class _Files:
     """An adapter's two files as they were read, once, and those of its tokenizer.
 
+    Good until the thread that read them reads others.
+
     Attributes:
         start: where the weights' numbers begin.
         tokenizer: names and contents of what it brings of one, for the digest.
     """
 
     config: bytes
-    weights: bytearray
+    weights: memoryview
     start: int
-    tokenizer: list[tuple[str, bytes | bytearray]]
+    tokenizer: list[tuple[str, bytes]]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -78,7 +85,7 @@ class _Files:
     def digest(self) -> str:
         """See `adapter_digest`."""
         whole = hashlib.sha256()
-        own: list[tuple[str, bytes | bytearray]] = [
+        own: list[tuple[str, bytes | memoryview]] = [
             (CONFIG_FILE, self.config),
             (WEIGHTS_FILE, self.weights),
         ]
@@ -116,8 +123,12 @@ class Templates:
         """
         with self._lock:
             sizes = {template.sizes for template in self._known.values()}
-        files = _read(Path(ref.path), sizes) if sizes else None
-        if files is None:
+        if not sizes:
+            return None
+        path = Path(ref.path)
+        states = _states(path)
+        files = _read(path, sizes)
+        if files is None or states is None:
             return None
         layout = files.layout
         with self._lock:
@@ -125,10 +136,11 @@ class Templates:
             if template is None:
                 return None
             self._known.move_to_end(layout)
-        values = files.values(template.dtype)
-        if files.digest != ref.digest or not all_finite(values):
+        if _digest_of(path, states, files) != ref.digest:
             return None
-        packed = template.fill.fill(values)
+        packed = template.fill.fill(files.values(template.dtype))
+        if packed is None:
+            return None
         layers: list[dict[str, PackedLora]] = [{} for _ in range(model.spec.num_layers)]
         for (layer, slot), lora in zip(template.places, packed, strict=True):
             layers[layer][slot] = lora
@@ -177,6 +189,30 @@ class Templates:
                 self._known.popitem(last=False)
 
 
+def _states(path: Path) -> FileStates | None:
+    """None where the files can't be looked at."""
+    try:
+        return file_states(path)
+    except OSError:
+        return None  # what is wrong is told by who reads it as a whole
+
+
+def _digest_of(path: Path, states: FileStates, files: _Files) -> str:
+    """Of files that were read behind `states`.
+
+    What this process has hashed isn't hashed again while nothing was written: that takes most of a
+    load.
+    """
+    known = known_digests.known(path, states)
+    if known is not None and _states(path) == states:
+        return known[0]
+    digest = files.digest
+    if not files.tokenizer:
+        with suppress(OSError):
+            known_digests.note(path, states, digest, "")
+    return digest
+
+
 def _of_matrices_alone(adapter: Adapter) -> bool:
     """Whether only linear layers are changed, and those by nothing but matrices."""
     others = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
@@ -199,6 +235,7 @@ def _planned(parts: Parts, files: _Files) -> PlannedLora | None:
         ],
         in_features=in_features,
         out_features=out_features,
+        round_inputs=parts.round_inputs,
     )
 
 
@@ -208,6 +245,16 @@ def _place(tensor: Tensor, files: _Files) -> int | None:
     if not of_file or files.start % tensor.itemsize or not tensor.is_contiguous():
         return None
     return int(tensor.storage_offset()) - files.start // tensor.itemsize
+
+
+def _room(count: int) -> memoryview:
+    """Memory of so many bytes, the calling thread's own where it's of a usual size."""
+    if count > _KEPT_BYTES:
+        return memoryview(bytearray(count))
+    kept: bytearray | None = getattr(_kept, "room", None)
+    if kept is None or len(kept) < count:
+        _kept.room = kept = bytearray(count)
+    return memoryview(kept)[:count]
 
 
 def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _Files | None:
@@ -223,11 +270,10 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
         if other or config_size > _MOST_BYTES:
             return None
         config = (folder / CONFIG_FILE).read_bytes()
-        weights = bytearray(weights_size)
+        weights = _room(weights_size)
         with (folder / WEIGHTS_FILE).open("rb", buffering=0) as file:
             if file.readinto(weights) != len(weights) or file.read(1):
                 return None
-        tokenizer: list[tuple[str, bytes | bytearray]]
         tokenizer = [(file.name, file.read_bytes()) for file in tokenizer_files(folder)]
     except OSError:
         return None  # what is wrong is told by who reads it as a whole

@@ -77,7 +77,7 @@ class NativeDecoder(Adaptable):
         self._activations = ops.activation_dtype(weight_dtype)
         self.max_model_len = max_model_len
         self.quantization = quantization
-        self._round_inputs = round_inputs
+        self.round_inputs = round_inputs
         self._compiled: CompiledDecoder | None = None
         self.description = describe(spec)
         self.weights: list[LayerWeights] = []
@@ -102,7 +102,7 @@ class NativeDecoder(Adaptable):
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
-        scheme = scheme_of(self.quantization, self._round_inputs)
+        scheme = scheme_of(self.quantization, self.round_inputs)
         loader = LayerLoader(spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme)
         total = spec.num_layers + 1
         loader.check(self.description)

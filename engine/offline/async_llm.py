@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineFault, QuireError
+from engine.contract.lora_request import LoRARequest
 from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
@@ -271,6 +272,22 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         """Whether something sleeps still."""
         return await self._call(self.engine.is_sleeping)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See `LLMEngine.add_lora`."""
+        return await self._call(lambda: self.engine.add_lora(lora_request))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """See `LLMEngine.pin_lora`."""
+        return await self._call(lambda: self.engine.pin_lora(lora_id))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """See `LLMEngine.remove_lora`."""
+        return await self._call(lambda: self.engine.remove_lora(lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """See `LLMEngine.list_loras`."""
+        return await self._call(self.engine.list_loras)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Run no more steps until `resume_generation`, and let nothing new in.

@@ -12,8 +12,8 @@ import torch
 
 from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
-from engine.contract.errors import EngineFault, InvalidRequest
-from engine.contract.lora_request import refs_of
+from engine.contract.errors import EngineFault, EngineSleeping, InvalidRequest
+from engine.contract.lora_request import LoRARequest, refs_of
 from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.protocol import EngineRequest, TokenDelta
@@ -32,6 +32,7 @@ from engine.models.sharded_state import MAX_BYTES, save_sharded_state
 from engine.models.source import open_checkpoint
 from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs
+from engine.offline.loaded_adapters import LoadedAdapters
 from engine.offline.metrics import Metric, adapter_metrics, metrics_of, request_metrics
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from engine.offline.prompts import Prompt, TokenPrompt, one_of, tokenise
@@ -73,6 +74,7 @@ class LLMEngine:
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = Profile()
         self._stats_log, self._figures = StatsLog(enabled=False), RequestFigures()
+        self._loaded = LoadedAdapters(self.core.adapters, self._go_on)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
@@ -228,6 +230,13 @@ class LLMEngine:
                 results.append(told)
         return results + list(pooled)
 
+    def _go_on(self) -> None:
+        """A step whose results `advance` hands over."""
+        if self.core.is_sleeping:
+            raise EngineSleeping("The model sleeps until it's woken up.")
+        with self.threads.at_work():
+            self._owed += self.core.step()
+
     def advance(self) -> tuple[list[Collector], list[PoolingRequestOutput[PoolingOutput]]]:
         """Run one step: those that got something. Requests that have ended are let go."""
         touched: dict[str, Collector] = {}
@@ -347,6 +356,28 @@ class LLMEngine:
         """Take memory again; see `LLM.wake_up`."""
         with self.threads.at_work():
             self.core.wake_up(tags)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Bring an adapter to the device before its first request; False: it's there already.
+
+        Raises `InvalidRequest` for what can't be an adapter of this model.
+        """
+        return self._loaded.add(lora_request)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter there that `add_lora` brought, whoever wants its room.
+
+        Raises `InvalidRequest` for a number that it wasn't told.
+        """
+        return self._loaded.pin(lora_id)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Let an adapter go as soon as nobody uses it, a pinned one too; False: it isn't there."""
+        return self._loaded.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of those that were added and are on the device."""
+        return self._loaded.numbers()
 
     def start_profile(self, folder: str | None = None) -> None:
         """Record what is computed from now on, until `stop_profile`.

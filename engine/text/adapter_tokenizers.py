@@ -24,6 +24,7 @@ from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.backend import load_backend
 from engine.text.files import read_object
 from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer_parts import meaning
 
 #: Tokenizers that are kept, each of which takes megabytes.
 _KEPT = 32
@@ -87,7 +88,7 @@ def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
     own = _by_file_name(folder, base)
     mine, models = (json.loads(each.to_json()) for each in (own, base))
     for part in _PARTS:
-        if mine[part] != models[part]:
+        if meaning(part, mine[part]) != meaning(part, models[part]):
             raise ModelLoadError(
                 f"{TOKENIZER_FILE} isn't the model's with tokens added: its {part} is another. "
                 "Without the file the model's tokenizer is used.",

@@ -36,13 +36,20 @@ class RowAdapters:
         """The adapters of tokens that belong to the rows `owner`; None: they have none."""
         if not self._by_row:
             return None
-        groups: dict[str, tuple[AdapterWeights, list[int]]] = {}
-        for row in np.unique(owner).tolist():
+        places: dict[str, int] = {}
+        adapters: list[AdapterWeights] = []
+        rows, of_token = np.unique(owner, return_inverse=True)
+        group = np.full(len(rows), -1)
+        for at, row in enumerate(rows.tolist()):
             if (adapter := self._by_row.get(row)) is not None:
-                groups.setdefault(adapter.digest, (adapter, []))[1].append(row)
+                if adapter.digest not in places:
+                    places[adapter.digest] = len(adapters)
+                    adapters.append(adapter)
+                group[at] = places[adapter.digest]
+        of_token = group[of_token]
         found = [
-            (adapter, torch.from_numpy(np.flatnonzero(np.isin(owner, rows))))
-            for adapter, rows in groups.values()
+            (adapter, torch.from_numpy(np.flatnonzero(of_token == at)))
+            for at, adapter in enumerate(adapters)
         ]
         return StepAdapters(found) if found else None
 

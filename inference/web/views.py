@@ -180,6 +180,8 @@ class GatewayView(APIView):
         if parsed is None:
             parsed = parse_object(body, settings.max_json_depth)
         note_body(parsed.get("model"), parsed.get("stream"))
+        if not parsed.get("stream"):
+            ask_from(None)  # an answer in one piece begins anew
         return parsed
 
 

@@ -110,7 +110,7 @@ class CpuKernels(KernelSet):
         self, plans: Sequence[PlannedLora], dtype: torch.dtype
     ) -> LoraTemplate | None:
         """See `KernelSet.lora_template`."""
-        return CpuLoraTemplate(plans, dtype)
+        return CpuLoraTemplate(self._library, plans, dtype)
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
         """See `KernelSet.add_lora`."""

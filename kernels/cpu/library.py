@@ -42,7 +42,9 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, P, L, N],
     "quire_step_run": [P, P, P, L, L, P, P, P, L, N],
     "quire_add_lora": [P, L, P, L, L, P, L, N],
-    "quire_pack_lora": [P, P, L, L, N],
+    "quire_pack_lora_inputs": [P, P, L, L, N],
+    "quire_pack_lora_outputs": [P, P, L, L, N, N],
+    "quire_fill_lora": [P, P, P, L, P, L, N],
     "quire_causal_conv": [P, N],
     "quire_linear_scan": [P, N],
 }  # fmt: skip
@@ -63,6 +65,10 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_bind_threads": ([P, N], N),
     "quire_set_switch": ([ctypes.c_char_p, N], N),
     "quire_map_pages": ([P, L], None),
+    "quire_has_bf16": ([], N),
+    "quire_all_numbers": ([P, L, N], N),
+    "quire_allocate_lora": ([L], P),
+    "quire_free_lora": ([P], None),
 }
 """Other functions."""
 

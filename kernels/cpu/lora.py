@@ -23,8 +23,8 @@ from kernels.lora import (
     check_lora,
 )
 
-#: `kLoraColumns` of lora.h.
-COLUMNS = 32
+#: `kLoraColumns` and `kLoraLanes` of lora.h.
+COLUMNS, LANES = 32, 32
 _SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate")
 #: Of experts, with the field that lists them all.
 _LISTS = {"up": "expert_ups", "down": "expert_downs"}
@@ -45,16 +45,16 @@ class CpuLora(AddressedLora):
 
     def __init__(self, library: Library, lora: LoraWeights) -> None:
         check_lora(lora)
-        a = lora.a.contiguous()
+        self._a = _pack_inputs(library, lora.a)
         # The caller's memory may be a mapped file, or change.
-        self._a = a.clone() if a.data_ptr() == lora.a.data_ptr() else a
         self._vectors = [each.clone() if each is not None else None
                          for each in (lora.gain, lora.shift)]  # fmt: skip
-        self._packed = [_pack(library, part.b) for part in lora.parts]
+        pairs = in_pairs(library, lora.a.dtype, round_inputs=lora.round_inputs)
+        self._packed = [_pack_outputs(library, part.b, pairs=pairs) for part in lora.parts]
         self._parts = (c.LoraPart * len(lora.parts))(
             *(_part(part, packed) for part, packed in zip(lora.parts, self._packed, strict=True))
         )
-        self.rank, self.in_features = self._a.shape
+        self.rank, self.in_features = lora.a.shape
         self.out_features = lora.out_features
         held = [self._a, *self._packed, *self._vectors]
         self.nbytes = sum(tensor.nbytes for tensor in held if tensor is not None)
@@ -68,15 +68,42 @@ class CpuLora(AddressedLora):
             gain=address(self._vectors[0]),
             shift=address(self._vectors[1]),
             dtype=DTYPES[self._a.dtype],
+            pairs=pairs,
         )
         self.address = ctypes.addressof(self._table)
 
 
-def _pack(library: Library, b: Tensor) -> Tensor:
+def depth(in_features: int) -> int:
+    """`lora_depth` of lora.h."""
+    return -(-in_features // LANES) * LANES
+
+
+def _pack_inputs(library: Library, a: Tensor) -> Tensor:
+    a = a.contiguous()
+    rank, k = a.shape
+    packed = torch.empty(rank * depth(k), dtype=a.dtype)
+    library.pack_lora_inputs(packed.data_ptr(), a.data_ptr(), rank, k, a.element_size())
+    return packed
+
+
+def in_pairs(library: Library, dtype: torch.dtype, *, round_inputs: bool) -> bool:
+    """Whether weights are multiplied as pairs of bf16."""
+    return round_inputs and dtype == torch.bfloat16 and bool(library.has_bf16())
+
+
+def packed_width(rank: int, *, pairs: bool) -> int:
+    """`lora_width` of lora.h."""
+    return rank + rank % 2 if pairs else rank
+
+
+def _pack_outputs(library: Library, b: Tensor, *, pairs: bool) -> Tensor:
     b = b.contiguous()
     columns, rank = b.shape
-    packed = torch.empty(-(-columns // COLUMNS), rank, COLUMNS, dtype=b.dtype)
-    library.pack_lora(packed.data_ptr(), b.data_ptr(), columns, rank, b.element_size())
+    width = packed_width(rank, pairs=pairs)
+    packed = torch.empty(-(-columns // COLUMNS), width, COLUMNS, dtype=b.dtype)
+    library.pack_lora_outputs(
+        packed.data_ptr(), b.data_ptr(), columns, rank, pairs, b.element_size()
+    )
     return packed
 
 

@@ -221,7 +221,7 @@ class LoraLinear(ctypes.Structure):
         ("parts", P),
         ("num_parts", L),
         *((name, P) for name in ("gain", "shift")),
-        ("dtype", N),
+        *((name, N) for name in ("dtype", "pairs")),
     ]
 
 
@@ -245,6 +245,18 @@ class LoraUse(ctypes.Structure):
     """Declared in lora.h."""
 
     _fields_ = [("linear", P), ("rows", P), ("count", L)]
+
+
+class LoraInputs(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [(name, L) for name in ("from", "to", "rank", "first", "count", "k")]
+
+
+class LoraOutputs(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [(name, L) for name in ("from", "to", "columns", "rank", "pairs")]
 
 
 class StateRows(ctypes.Structure):
@@ -285,7 +297,8 @@ class LinearScan(ctypes.Structure):
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, Sparse, AttentionArgs, RopeArgs, Experts, DecoderShape,
     DecoderLayer, DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart,
-    LoraLinear, LoraLayer, LoraGroup, LoraUse, StateRows, CausalConv, LinearScan,
+    LoraLinear, LoraLayer, LoraGroup, LoraUse, LoraInputs, LoraOutputs, StateRows, CausalConv,
+    LinearScan,
 )  # fmt: skip
 
 

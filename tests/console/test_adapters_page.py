@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from django.utils import timezone
 from adapters import actions
 from adapters.models import Adapter, AdapterVersion
 from catalog.models import ServedModel
-from engine.contract.adapters import AdapterState
+from engine.contract.adapters import ADAPTER_FILES, AdapterState
 from metering.models import RequestEntry, UsageEntry
 from tenants import actions as tenants
 from tenants.actors import SYSTEM
@@ -50,6 +52,10 @@ def test_an_empty_page_says_what_an_adapter_is(login: Login) -> None:
     text = page(login("ada"))
     assert "No adapter yet" in text
     assert "Upload an adapter" in text
+    chooser = re.search(r'id="upload-files"[^>]*accept="([^"]*)"', text)
+    assert chooser is not None
+    kinds = {Path(name).suffix for name in ADAPTER_FILES} | {".gguf", ".zip"}
+    assert set(chooser[1].split(",")) == kinds
 
 
 def test_each_role_sees_what_it_may_do(login: Login, tone: AdapterVersion) -> None:

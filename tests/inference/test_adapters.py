@@ -330,6 +330,20 @@ async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_tha
     assert {r.adapter_digest for r in records[:-1]} == {first.digest}
 
 
+async def test_an_answer_in_one_piece_goes_on_with_no_stream(gateway: Gateway, live: Any) -> None:
+    """An old `Last-Event-ID` of the same caller is no reason for the weights of then."""
+    await live(gateway.rows.tenant, seed=1)
+    async with gateway.serving(gateway.fake(token_delay=0.02)):
+        last = await left_midway(gateway, chat("tone", stream=True) | {"max_tokens": 200})
+        second = await live(gateway.rows.tenant, seed=2)
+        for after in (last, "none of ours"):
+            whole = await gateway.client.open(
+                "POST", "/v1/chat/completions", chat("tone"), headers={"last-event-id": after}
+            ).reply()
+            assert whole.status == 200, whole.body
+            assert whole.headers["x-quire-adapter"] == second.digest
+
+
 # -- tokens of its own ---------------------------------------------------------------------------
 
 

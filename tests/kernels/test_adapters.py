@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -69,8 +70,33 @@ def test_each_row_gets_what_its_adapter_adds(
     torch.testing.assert_close(y.double(), wanted, rtol=2e-5, atol=2e-3)
 
 
-def test_a_row_has_the_same_bits_alone_and_among_others(compiled: KernelSet, threads: int) -> None:
-    loras = [make(rank) for rank in (4, 8, 64)]
+@pytest.mark.parametrize("num_rows", [1, 5, 90])
+def test_rounded_inputs_cost_no_more_than_their_rounding(
+    compiled: KernelSet, threads: int, num_rows: int
+) -> None:
+    loras = [rounding(make(rank, torch.bfloat16, gain=rank == 16)) for rank in (3, 8, 16, 61, 128)]
+    uses = deal(num_rows, loras)
+    x, y = torch.randn(num_rows, K), torch.zeros(num_rows, loras[0].out_features)
+    wanted = expected(y, x, uses)
+    # x is off by 2**-9 of itself at most, and so is h again; each gain is below 1.5.
+    sizes = [(replace(lora, a=lora.a.abs(), gain=None, shift=None,
+                      parts=[replace(part, b=part.b.abs()) for part in lora.parts]), rows)
+             for lora, rows in uses]  # fmt: skip
+    bound = 1.5 * 2**-8 * expected(y, x.abs(), sizes) + 1e-3
+    compiled.add_lora(y, x, packed(compiled, uses))
+    assert bool(((y.double() - wanted).abs() <= bound).all())
+
+
+def rounding(lora: LoraWeights) -> LoraWeights:
+    return replace(lora, round_inputs=True)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "rounding"])
+def test_a_row_has_the_same_bits_alone_and_among_others(
+    compiled: KernelSet, threads: int, kind: str
+) -> None:
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    loras = [replace(make(rank, dtype), round_inputs=kind == "rounding") for rank in (4, 8, 64, 7)]
     uses = deal(75, loras)
     x, y = torch.randn(75, K), torch.randn(75, loras[0].out_features)
     together = y.clone()
@@ -97,14 +123,18 @@ def test_what_does_not_fit_is_refused(compiled: KernelSet) -> None:
         compiled.pack_lora(LoraWeights(a=weights.a[:3], parts=weights.parts, out_features=152))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "rounds"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+)
 def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
-    compiled: KernelSet, dtype: torch.dtype
+    compiled: KernelSet, dtype: torch.dtype, rounds: bool
 ) -> None:
     """Two layers whose numbers lie in one file in another order; the second has one a for both."""
     first, second = make(8, dtype), make(4, dtype)
     shared = replace(second, a=second.a[:4], parts=[replace(part, start=0, b=part.b[:, :2])
                                                     for part in second.parts[:2]])  # fmt: skip
+    first, shared = (replace(lora, round_inputs=rounds) for lora in (first, shared))
     pieces: list[Tensor] = []
 
     def put(tensor: Tensor) -> int:
@@ -121,11 +151,26 @@ def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
         ]
         cut = len(lora.a) // 2
         a = [(put(piece), len(piece)) for piece in (lora.a[:cut], lora.a[cut:])]
-        plans.append(PlannedLora(a=a, parts=parts, in_features=K, out_features=lora.out_features))
+        plans.append(
+            PlannedLora(
+                a=a,
+                parts=parts,
+                in_features=K,
+                out_features=lora.out_features,
+                round_inputs=rounds,
+            )
+        )
     template = compiled.lora_template(plans, dtype)
     assert template is not None
     values = torch.cat(pieces)
     found = template.fill(values)
+    assert found is not None
+    for wrong in (math.nan, math.inf, -math.inf):
+        spoiled = values.clone()
+        spoiled[-1] = wrong
+        assert template.fill(spoiled) is None
+    with pytest.raises(ValueError, match="are named"):
+        template.fill(values[:-1])
     values.zero_()  # nothing of the file is kept
     x, rows = torch.randn(3, K), torch.arange(3)
     for lora, packed in zip((first, shared), found, strict=True):

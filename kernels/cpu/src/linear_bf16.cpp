@@ -23,8 +23,7 @@ struct Widened {
   }
 };
 
-#if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
-#define QUIRE_BF16_DOT 1
+#ifdef QUIRE_BF16_DOT
 struct Paired {
   static constexpr int kStepUnits = 1;
   static constexpr int kStepBytes = NR * 4;
@@ -38,10 +37,6 @@ struct Paired {
       add_pairs(acc[r][0], x, b0);
       add_pairs(acc[r][1], x, b1);
     }
-  }
-  QUIRE_INLINE static void add_pairs(vf& sum, __m512i x, __m512i b) {
-    // As an intrinsic, GCC wraps each of these into two copies of its sum.
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
   }
   static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
                        int dtype, int64_t) {

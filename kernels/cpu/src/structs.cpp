@@ -297,6 +297,7 @@ void list_lora_linear(Listing& listing) {
   QUIRE_FIELD(gain);
   QUIRE_FIELD(shift);
   QUIRE_FIELD(dtype);
+  QUIRE_FIELD(pairs);
 }
 
 void list_lora_layer(Listing& listing) {
@@ -318,6 +319,25 @@ void list_lora_group(Listing& listing) {
   QUIRE_FIELD(layers);
   QUIRE_FIELD(rows);
   QUIRE_FIELD(count);
+}
+
+void list_lora_inputs(Listing& listing) {
+  QUIRE_OPEN(LoraInputs);
+  QUIRE_FIELD(from);
+  QUIRE_FIELD(to);
+  QUIRE_FIELD(rank);
+  QUIRE_FIELD(first);
+  QUIRE_FIELD(count);
+  QUIRE_FIELD(k);
+}
+
+void list_lora_outputs(Listing& listing) {
+  QUIRE_OPEN(LoraOutputs);
+  QUIRE_FIELD(from);
+  QUIRE_FIELD(to);
+  QUIRE_FIELD(columns);
+  QUIRE_FIELD(rank);
+  QUIRE_FIELD(pairs);
 }
 
 void list_lora_use(Listing& listing) {
@@ -398,6 +418,8 @@ std::string list_all() {
   list_lora_layer(listing);
   list_lora_group(listing);
   list_lora_use(listing);
+  list_lora_inputs(listing);
+  list_lora_outputs(listing);
   list_state_rows(listing);
   list_causal_conv(listing);
   list_linear_scan(listing);

@@ -117,6 +117,14 @@ QUIRE_INLINE void vstore_n(f16* p, vf x, int n) {
 }
 
 QUIRE_INLINE vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+#ifdef __AVX512BF16__
+#define QUIRE_BF16_DOT 1
+// Adds to each lane of `sum` the products of a pair of bf16.
+QUIRE_INLINE void add_pairs(vf& sum, __m512i x, __m512i b) {
+  // As an intrinsic, GCC wraps each of these into two copies of its sum.
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
+}
+#endif
 QUIRE_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 QUIRE_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 QUIRE_INLINE vf vround(vf x) {

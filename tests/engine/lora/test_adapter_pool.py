@@ -158,6 +158,22 @@ def test_only_so_many_pass_one_that_waits_for_room(
     pool.close()
 
 
+def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.core.adapter_pool._AHEAD_BYTES", 500)
+    for size, begun in ((100, 5), (300, 2), (900, 2)):
+        pool = AdapterPool(disk.load, disk.drop, 10_000)
+        disk.open.clear()
+        waiting = [request(disk.ref(number, size=size), str(number)) for number in range(8)]
+        for each in waiting:
+            assert not pool.admit(each)
+        assert pool.num_bytes == begun * size
+        disk.open.set()
+        assert len(settle(pool)) == 8
+        pool.close()
+
+
 def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
     pool = AdapterPool(disk.load, disk.drop, 1000)
     disk.bad.add(disk.ref(1).digest)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.bench.lora import main
+from engine.bench.lora import Case, main, told
 
 from .adapters import DEMO_MODEL
 
@@ -15,11 +15,35 @@ def test_each_case_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     main(
         [
             *("--model", DEMO_MODEL, "--batch", "2", "--requests", "2", "--tokens", "2"),
-            *("--turns", "1", "--adapters", "3", "--resident", "2"),
+            *("--turns", "1", "--adapters", "2", "3", "--resident", "2"),
         ]
     )
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
-    cases = ["off", "on_unused", "one_rank_16", "3_rank_8_uniform", "3_rank_8_zipf"]
-    assert [f"{case}_tok_s" in row for case in cases] == [True] * 5
-    assert row["off_of_off"] == 1.0
-    assert all(row[f"{case}_tok_s"] > 0 for case in cases)
+    cases = ["off", "on_unused", "one_rank_16"]
+    cases += [f"{count}_rank_8_{law}" for law in ("uniform", "zipf") for count in (2, 3)]
+    ends = ("tok_s", "of_off", "of_off_by_the_clock")
+    names = {f"{case}_{end}" for case in cases for end in ends}
+    names |= {f"3_of_2_{law}{how}" for law in ("uniform", "zipf") for how in ("", "_by_the_clock")}
+    assert row.keys() == names
+    assert all(value > 0 for value in row.values())
+
+
+def test_a_case_is_compared_with_what_ran_beside_it_turn_by_turn() -> None:
+    """The machine slows down to a quarter: the case keeps half of it, ten adapters a fifth more."""
+    few = [
+        Case.between((400, 40), (160, 16), (240, 24)),
+        Case.between((100, 10), (60, 6), (140, 14)),
+    ]
+    many = [
+        Case.between((300, 30), (100, 10), (100, 10)),
+        Case.between((90, 9), (60, 6), (110, 11)),
+    ]
+    assert [case.of_off for case in few + many] == [(0.5, 0.5), (0.5, 0.5), (0.5, 0.5), (0.6, 0.6)]
+    row = told(
+        {f"{count}_rank_8_{law}": turns for law in ("uniform", "zipf")
+         for count, turns in ((10, few), (1000, many))},
+        [1000, 10],
+    )  # fmt: skip
+    assert row["10_rank_8_zipf_tok_s"] == 110
+    assert row["10_rank_8_zipf_of_off"] == 0.5
+    assert row["1000_of_10_zipf"] == row["1000_of_10_uniform_by_the_clock"] == 1.1

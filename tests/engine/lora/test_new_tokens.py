@@ -473,6 +473,15 @@ def test_a_check_tells_which_tokenizer_is_used(tmp_path: Path) -> None:
     same = json.loads(Path(DEMO_MODEL, TOKENIZER_FILE).read_text())
     (folder / TOKENIZER_FILE).write_text(json.dumps(same, indent=3))
     assert check_adapter(DEMO_MODEL, folder).tokenizer == ""
+    # Libraries fill in what says nothing, and wrap single steps.
+    split, in_bytes = same["pre_tokenizer"]["pretokenizers"]
+    inner = {"type": "Sequence", "pretokenizers": [{**in_bytes, "trim_offsets": False}]}
+    same["pre_tokenizer"]["pretokenizers"] = [split, inner]
+    same["decoder"]["use_regex"] = not same["decoder"]["use_regex"]
+    same["normalizer"] = {"type": "Sequence", "normalizers": []}
+    same["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    (folder / TOKENIZER_FILE).write_text(json.dumps(same))
+    assert check_adapter(DEMO_MODEL, folder).tokenizer == ""
     shutil.copy(Path(DEMO_MODEL, "tokenizer_config.json"), folder)
     assert check_adapter(DEMO_MODEL, folder).tokenizer == ""
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -495,6 +504,9 @@ def test_tokenizers_that_a_server_does_not_take_are_named(
             "invert": False}  # fmt: skip
     own_tokenizer(folder, pre_tokenizer=slow)
     assert "tokenizer.json: tokenizer.json isn't the model's" in refusal()
+    assert "its pre_tokenizer is another" in refusal()
+    spaced = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+    own_tokenizer(folder, pre_tokenizer={**spaced, "trim_offsets": False})
     assert "its pre_tokenizer is another" in refusal()
     own_tokenizer(folder, normalizer={"type": "Lowercase"})
     assert "its normalizer is another" in refusal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import LLM
-from engine.contract.adapters import AdapterRef, adapter_digest
+from engine import LLM, LoRARequest
+from engine.contract.adapter_digests import KnownDigests, file_states
+from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, adapter_digest
 from engine.contract.errors import InvalidRequest
 from engine.lora import store as store_module
 from engine.lora.modules import Modules
@@ -19,6 +21,7 @@ from engine.lora.pack import pack_adapter
 from engine.lora.parts import AdaptableModel
 from engine.lora.read import read_adapter
 from engine.lora.store import AdapterStore, StoreLimits
+from engine.lora.templates import _Files
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from kernels.lora import PackedLora
@@ -172,3 +175,49 @@ def test_a_truncated_file_of_a_known_layout_is_refused(
     file.write_bytes(file.read_bytes()[:-64])
     with pytest.raises(InvalidRequest, match="sound safetensors file"):
         store.load(given, demo)
+
+
+def test_files_are_hashed_once_until_they_are_written(
+    demo: AdaptableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their size and their dates say then."""
+    monkeypatch.setattr("engine.contract.adapter_digests._TICK_S", -1.0)
+    hashed: list[int] = []
+    whole = _Files.digest.fget
+    assert whole is not None
+
+    def counted(files: _Files) -> str:
+        hashed.append(len(files.weights))
+        return str(whole(files))
+
+    monkeypatch.setattr(_Files, "digest", property(counted))
+    store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
+    store.load(ref(write_adapter(tmp_path / "one", config, tensors)), demo)
+    folder = write_adapter(tmp_path / "two", config, tensors)
+    given = LoRARequest("two", 1, str(folder)).ref()
+    hashed.clear()
+    for _ in range(2):
+        store.load(given, demo)
+        store.drop(given.digest)
+        store.clear_host()
+    assert hashed == []
+    file = folder / WEIGHTS_FILE
+    content, dates = bytearray(file.read_bytes()), file.stat()
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+    with pytest.raises(InvalidRequest, match="its files hold"):
+        store.load(given, demo)
+    assert LoRARequest("two", 1, str(folder)).ref().digest != given.digest
+
+
+def test_files_that_were_written_just_now_are_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second write within one tick of the file system's clock leaves no trace."""
+    path = write_adapter(tmp_path / "one", *pirate())
+    digests, states = KnownDigests(), file_states(path)
+    for seconds, known in ((3600.0, None), (-1.0, digests.of(path))):
+        monkeypatch.setattr("engine.contract.adapter_digests._TICK_S", seconds)
+        digests.of(path)
+        assert digests.known(path, states) == known
