@@ -15,8 +15,10 @@ from engine.scheduler.step_builder import StepBuilder
 class DraftSource(Protocol):
     """What the scheduler asks; `engine.speculative` answers."""
 
-    def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most `room` in all, for sequences that decode in a step."""
+    def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
+        """Drafts by sequence id, at most `room` in all, for sequences that decode in a step beside
+        so many tokens of prompts.
+        """
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked: so many of the first ones held."""
@@ -48,7 +50,9 @@ class DraftRows:
             for at, sequence in enumerate(builder.scheduled)
             if decodes(plan.num_scheduled[at]) and sequence.num_output_tokens > 0
         ]
-        found = self.source.propose([sequence for _, sequence in decoding], builder.budget)
+        beside = plan.num_tokens - len(decoding)
+        own = [sequence for _, sequence in decoding]
+        found = self.source.propose(own, builder.budget, beside)
         for at, sequence in decoding if found else ():
             drafts = found.get(sequence.seq_id)
             if not drafts:
