@@ -46,14 +46,15 @@ class DraftRows:
             return
         plan = builder.plan
         decoding = [
-            (at, sequence)
-            for at, sequence in enumerate(builder.scheduled)
-            if decodes(plan.num_scheduled[at]) and sequence.num_output_tokens > 0
+            sequence
+            for sequence, count in zip(builder.scheduled, plan.num_scheduled, strict=True)
+            if decodes(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
         ]
         beside = plan.num_tokens - len(decoding)
-        own = [sequence for _, sequence in decoding]
-        found = self.source.propose(own, builder.budget, beside)
-        for at, sequence in decoding if found else ():
+        found = self.source.propose(decoding, builder.budget, beside)
+        if not found:
+            return
+        for at, sequence in enumerate(builder.scheduled):
             drafts = found.get(sequence.seq_id)
             if not drafts:
                 continue

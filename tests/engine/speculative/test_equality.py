@@ -276,6 +276,6 @@ def test_drafts_that_hold_take_fewer_steps_and_come_in_one_delta(model_folder: F
 
 
 def test_settings_that_drafts_cannot_be_checked_under_are_refused(model_folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="planned before their tokens are known") as caught:
+    with pytest.raises(ConfigError, match="leave it out, or turn it off") as caught:
         make(model_folder("llama"), speculative_config={"method": "ngram"}, async_scheduling=True)
     assert caught.value.param == "speculative_config"
