@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from engine.bench.speculation_texts import KINDS
+from engine.bench.speculation_texts import KINDS, TOOLS
 from engine.bench.statistics import percentile
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM
@@ -42,7 +42,7 @@ class Turn:
     gaps: list[float]
 
 
-def ask(llm: LLM, questions: list[Any], max_tokens: int) -> Turn:
+def ask(llm: LLM, questions: list[Any], max_tokens: int, kind: str = "") -> Turn:
     """All questions at once; conversations, or texts to go on with."""
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
     cpu, started = time.process_time(), time.perf_counter()
@@ -50,7 +50,7 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int) -> Turn:
         sampling.ignore_eos = True
         outputs = llm.generate(questions, sampling, use_tqdm=False)
     else:
-        outputs = llm.chat(questions, sampling, use_tqdm=False)
+        outputs = llm.chat(questions, sampling, use_tqdm=False, tools=TOOLS.get(kind))
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     answers = [output.outputs[0] for output in outputs]
     flights = [output.flights[0] for output in outputs]
@@ -101,7 +101,7 @@ def compare(
     for number in range(turns):
         questions = [KINDS[kind](rng, plain) for _ in range(streams)]
         order = [drafting, plain] if number % 2 == 0 else [plain, drafting]
-        told = {llm is drafting: ask(llm, questions, max_tokens) for llm in order}
+        told = {llm is drafting: ask(llm, questions, max_tokens, kind) for llm in order}
         pairs.append((told[False], told[True]))
     drafting.core.drafter.propose = planning._propose  # type: ignore[union-attr,method-assign]
     stats = drafting.core.stats

@@ -14,6 +14,7 @@ from engine.offline.llm import LLM
 _COUNTRIES = (
     "France", "Poland", "Oman", "Kenya", "Japan", "Peru", "Malta", "China", "Norway", "Laos",
 )  # fmt: skip
+_CITIES = ("Paris", "London", "Rome", "Madrid", "Oslo", "Vienna")
 _TOOL = {
     "type": "function",
     "function": {
@@ -48,7 +49,7 @@ def _echo(rng: random.Random, llm: LLM) -> Conversation:
 
 def _agent(rng: random.Random, llm: LLM) -> Conversation:
     told: Conversation = []
-    *before, last = rng.sample(("Paris", "London", "Rome", "Madrid", "Oslo", "Vienna"), 4)
+    *before, last = rng.sample(_CITIES, 4)
     for city in before:
         call = json.dumps({"name": "get_weather", "arguments": {"city": city}})
         found = json.dumps({"temperature": rng.randrange(30), "condition": "sunny"})
@@ -58,6 +59,11 @@ def _agent(rng: random.Random, llm: LLM) -> Conversation:
             {"role": "tool", "content": found},
         ]
     return [*told, {"role": "user", "content": f"What is the weather in {last}?"}]
+
+
+def _call(rng: random.Random, llm: LLM) -> Conversation:
+    city = rng.choice(_CITIES)
+    return [{"role": "user", "content": f"What is the weather in {city}?"}]
 
 
 def _sum(rng: random.Random, llm: LLM) -> Conversation:
@@ -71,14 +77,17 @@ def _loop(rng: random.Random, llm: LLM) -> str:
     return text[start : start + 400]
 
 
-#: What the answers are like: as a call before but for a word, as a story before (perhaps), as the
+#: What the answers are like: as a call before but for a word, as calls that others made before, as a story before (perhaps), as the
 #: question, like each other, like nothing. "loop" goes on with a page of the documentation, which
 #: the demo model can't: it goes round in circles.
 KINDS: dict[str, Callable[[random.Random, LLM], Any]] = {
     "again": _again,
     "agent": _agent,
+    "call": _call,
     "echo": _echo,
     "loop": _loop,
     "story": _story,
     "sum": _sum,
 }
+#: Tools that a kind's questions bring.
+TOOLS = {"call": [_TOOL]}

@@ -193,6 +193,14 @@ class Drafter:
         for tenant, count in Counter([row.tenant for row in rows]).items():
             self._purses.add(tenant, -price * count)
 
+    def _invest(self, seconds: float, rows: list[_Row], step: Step) -> None:
+        """The same of what a draft model reads once for all drafts to come: it's no reason to
+        forgo these.
+        """
+        price = seconds * step.width / self.costs.seconds(step.width)
+        for tenant, count in Counter([row.tenant for row in rows]).items():
+            self._purses.pay_what_is_there(tenant, price * count)
+
     def _drawn(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
         model = self.model
@@ -210,7 +218,8 @@ class Drafter:
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
         if not self._is_timed:
             own_rows = [self._rows[seq_id] for seq_id in counts]
-            self._pay(model.seconds / len(counts), own_rows, step)
+            self._pay((model.seconds - model.reading) / len(counts), own_rows, step)
+            self._invest(model.reading / len(counts), own_rows, step)
         found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
 
@@ -226,7 +235,7 @@ class Drafter:
         """A step was run; the seconds of a draft model's steps before it are no part of it."""
         if self.model is not None:
             seconds -= self.model.seconds
-            self.model.seconds = 0.0
+            self.model.seconds = self.model.reading = 0.0
         seconds, self._looked = seconds - self._looked, 0.0
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)

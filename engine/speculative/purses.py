@@ -68,6 +68,10 @@ class Purses:
         purse = self._purses[tenant]
         return purse.balance + (1.0 - _LEFT_BY_LOOKS) * _CREDIT * purse.rows
 
+    def pay_what_is_there(self, tenant: str, tokens: float) -> None:
+        """Take so many tokens, but leave no debt."""
+        self.add(tenant, -min(tokens, max(0.0, self.left(tenant))))
+
     def add(self, tenant: str, tokens: float) -> None:
         """Its drafts brought so many tokens; less than 0: they took the time of so many."""
         purse = self._purses.get(tenant)

@@ -74,7 +74,7 @@ class _Guessing(Proposer):
 class _Model:
     """Stands for a draft model, whose steps take what a table says."""
 
-    works, seconds = True, 0.0
+    works, seconds, reading = True, 0.0, 0.0
 
     def __init__(self, owner: Simulation, cost: Cost, look: float) -> None:
         self._owner, self._cost, self._look = owner, cost, look

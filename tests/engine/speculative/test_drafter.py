@@ -179,7 +179,7 @@ def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
 class _Counting:
     """Stands for a draft model."""
 
-    works, seconds = True, 0.0
+    works, seconds, reading = True, 0.0, 0.0
 
     def __init__(self, *costs: tuple[int, float]) -> None:
         self.costs = StepCosts(unknown=0.0)

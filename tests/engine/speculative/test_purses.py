@@ -45,6 +45,16 @@ def test_a_debt_of_many_rows_is_not_one_rows() -> None:
     assert purses.left("a") > -1.0
 
 
+def test_what_is_read_once_leaves_no_debt() -> None:
+    purses = filled(a=1)
+    purses.pay_what_is_there("a", 100.0)
+    assert purses.left("a") == pytest.approx(0.0)
+    purses.add("a", -1.0)
+    owed = purses.left("a")
+    purses.pay_what_is_there("a", 100.0)
+    assert purses.left("a") == owed
+
+
 def test_tenants_pay_for_themselves_alone() -> None:
     purses, untouched = filled(a=1, b=1), filled(a=1, b=1)
     purses.add("a", -5.0)
