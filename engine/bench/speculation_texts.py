@@ -77,9 +77,9 @@ def _loop(rng: random.Random, llm: LLM) -> str:
     return text[start : start + 400]
 
 
-#: What the answers are like: as a call before but for a word, as calls that others made before, as a story before (perhaps), as the
-#: question, like each other, like nothing. "loop" goes on with a page of the documentation, which
-#: the demo model can't: it goes round in circles.
+#: What the answers are like: as a call before but for a word, as calls that others made, as a story
+#: before (perhaps), as the question, like each other, like nothing. "loop" goes on with a page of
+#: the documentation, which the demo model can't: it goes round in circles.
 KINDS: dict[str, Callable[[random.Random, LLM], Any]] = {
     "again": _again,
     "agent": _agent,
