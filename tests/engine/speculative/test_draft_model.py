@@ -82,7 +82,7 @@ def test_a_rounded_model_and_a_rounded_draft_say_the_same(
     assert [[each.logprobs for each in out.outputs] for out in drafted] == [
         [each.logprobs for each in out.outputs] for out in plain
     ]
-    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 100
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 20
 
 
 def test_a_sampled_text_is_drafted_with_the_same_random_numbers(model_folder: Folder) -> None:
