@@ -10,8 +10,8 @@ ready for them costs, and how far such ratios spread where there's nothing to se
 
 `tok_s`, `ttft_ms` and `gap_ms` are without drafts and with them; the latter medians of requests: to
 the first token, and from one of a request's deltas to the next. `steps`, `drafted_steps`, `drafts`
-and `in_vain` count; `planning_us` is what a step's planner takes to give drafts or none, beside a
-draft model's own time.
+and `in_vain` count; `planning_us` is the processor time that it takes to give a step drafts or
+none, beside a draft model's own, and `planning_share` its part of all.
 """
 
 from __future__ import annotations
@@ -77,17 +77,31 @@ class Planning:
         if drafter is None:
             raise ValueError("the engine has no drafts")
         self.steps, self.drafted, self.seconds = 0, 0, 0.0
-        self._drafter, self._propose = drafter, drafter.propose
-        drafter.propose = self  # type: ignore[method-assign,assignment]
+        self._drafter, self._propose, self._draw = drafter, drafter.propose, None
+        drafter.propose = self._planned  # type: ignore[method-assign]
+        if (model := drafter.model) is not None:
+            self._draw = model.propose
+            model.propose = self._drawn  # type: ignore[method-assign]
 
-    def __call__(self, *args: Any) -> dict[int, list[int]]:
-        """A step is planned."""
-        started, model = time.perf_counter(), self._drafter.model
+    def _planned(self, *args: Any) -> dict[int, list[int]]:
+        started = time.thread_time()
         drafts = self._propose(*args)
+        self.seconds += time.thread_time() - started
         self.steps += 1
         self.drafted += bool(drafts)
-        self.seconds += time.perf_counter() - started - (model.seconds if model else 0.0)
         return drafts
+
+    def _drawn(self, wanted: Any) -> dict[int, list[int]]:
+        started = time.thread_time()
+        drafts: dict[int, list[int]] = self._draw(wanted)  # type: ignore[misc]
+        self.seconds -= time.thread_time() - started
+        return drafts
+
+    def end(self) -> None:
+        """Count no more."""
+        self._drafter.propose = self._propose  # type: ignore[method-assign]
+        if self._drafter.model is not None:
+            self._drafter.model.propose = self._draw  # type: ignore[method-assign,assignment]
 
 
 def compare(
@@ -103,7 +117,7 @@ def compare(
         order = [drafting, plain] if number % 2 == 0 else [plain, drafting]
         told = {llm is drafting: ask(llm, questions, max_tokens, kind) for llm in order}
         pairs.append((told[False], told[True]))
-    drafting.core.drafter.propose = planning._propose  # type: ignore[union-attr,method-assign]
+    planning.end()
     stats = drafting.core.stats
     rows = max(1, stats.spec_decode_num_drafts_total)
     drafts, held = (
@@ -124,6 +138,7 @@ def compare(
         "steps": planning.steps,
         "drafted_steps": planning.drafted,
         "planning_us": round(1e6 * planning.seconds / steps, 1),
+        "planning_share": round(planning.seconds / _sum(_sides(pairs)[1], "cpu"), 4),
         "drafts": drafts,
         "in_vain": drafts - held,
         "tokens_a_drafted_row": round(1 + held / rows, 2),

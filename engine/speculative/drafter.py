@@ -110,7 +110,7 @@ class Drafter:
         self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
         drafts = self._tried(rows, step, needed)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
-        self._pay(self._looked / width, rows, step)
+        self._charge(self._purses.pay_looks, self._looked / width, rows, step)
         return drafts
 
     def _tried(self, rows: list[_Row], step: Step, needed: float) -> dict[int, list[int]]:
@@ -187,19 +187,13 @@ class Drafter:
         self._unseen = 0
         return proposed
 
-    def _pay(self, seconds: float, rows: list[_Row], step: Step) -> None:
-        """So many seconds of each row's tenant."""
+    def _charge(
+        self, pay: Callable[[str, float], None], seconds: float, rows: list[_Row], step: Step
+    ) -> None:
+        """Have the tenants pay so many seconds for each row, in tokens."""
         price = seconds * step.width / self.costs.seconds(step.width)
         for tenant, count in Counter([row.tenant for row in rows]).items():
-            self._purses.add(tenant, -price * count)
-
-    def _invest(self, seconds: float, rows: list[_Row], step: Step) -> None:
-        """The same of what a draft model reads once for all drafts to come: it's no reason to
-        forgo these.
-        """
-        price = seconds * step.width / self.costs.seconds(step.width)
-        for tenant, count in Counter([row.tenant for row in rows]).items():
-            self._purses.pay_what_is_there(tenant, price * count)
+            pay(tenant, price * count)
 
     def _drawn(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
@@ -218,8 +212,10 @@ class Drafter:
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
         if not self._is_timed:
             own_rows = [self._rows[seq_id] for seq_id in counts]
-            self._pay((model.seconds - model.reading) / len(counts), own_rows, step)
-            self._invest(model.reading / len(counts), own_rows, step)
+            drawing, reading = model.seconds - model.reading, model.reading
+            self._charge(self._purses.pay, drawing / len(counts), own_rows, step)
+            # What is read once for all drafts to come is no reason to forgo these.
+            self._charge(self._purses.pay_what_is_there, reading / len(counts), own_rows, step)
         found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
 
@@ -228,7 +224,7 @@ class Drafter:
         self._watch.drop(sequence.seq_id)
         row = self._row(sequence)
         row.chances.note(row.matched, num_drafts, num_accepted)
-        self._purses.add(row.tenant, num_accepted)
+        self._purses.earn(row.tenant, num_accepted)
         self._resting = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:

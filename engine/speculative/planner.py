@@ -111,4 +111,4 @@ class Planner:
         wider = self._costs.with_drafts(step.width, total, step.beside)
         price = max(0.0, wider / now - 1.0) * step.width / total
         for each in chosen:
-            self._purses.add(each.tenant, -price)
+            self._purses.pay(each.tenant, price)

@@ -28,7 +28,7 @@ def drafter(*costs: tuple[int, float], config: SpeculativeConfig = CONFIG) -> Dr
 def rich(made: Drafter) -> Drafter:
     """What its drafts may cost is no bound."""
     made._purses.fill(made._usual.step, {"default": 1000})
-    made._purses.add("default", 1000.0)
+    made._purses.earn("default", 1000.0)
     return made
 
 

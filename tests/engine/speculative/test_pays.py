@@ -30,7 +30,7 @@ def tiles(width: int) -> float:
 BILLION = line(
     (1, 1.0), (4, 1.04), (5, 1.11), (8, 1.2), (12, 1.43), (16, 1.93), (32, 3.1), (64, 5.6)
 )  # fmt: skip
-MILLIONS = line((1, 4.0), (2, 4.1), (4, 4.3), (8, 6.0), (16, 9.5), (32, 16.0), (64, 29.0))
+MILLIONS = line((1, 4.0), (4, 4.6), (8, 5.5), (9, 5.8), (16, 7.9), (32, 14.9), (64, 29.0))
 #: What steps take, a draft model's steps, and a look for drafts in text, a row.
 MACHINES: dict[str, tuple[Cost, Cost | None, float]] = {
     "billion": (BILLION, None, 0.0002),
