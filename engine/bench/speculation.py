@@ -78,7 +78,7 @@ class Planning:
             raise ValueError("the engine has no drafts")
         self.steps, self.drafted, self.seconds = 0, 0, 0.0
         self._drafter, self._propose, self._draw = drafter, drafter.propose, None
-        drafter.propose = self._planned  # type: ignore[method-assign]
+        drafter.propose = self._planned  # type: ignore[method-assign,assignment]
         if (model := drafter.model) is not None:
             self._draw = model.propose
             model.propose = self._drawn  # type: ignore[method-assign]

@@ -119,7 +119,7 @@ class Chances:
         """The chances that the first, the first two, ... of `count` drafts hold; as many as may
         well hold.
         """
-        held, chances = 1.0, []
+        held, chances = 1.0, list[float]()
         for alike in self._alike(matched, count):
             held *= self._next(alike, caution)
             if held < _LEAST and chances:
