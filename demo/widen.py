@@ -2,6 +2,7 @@
 
     python -m demo.widen DIR [--factor 16] [--model DIR]
 
+An EAGLE head of it can be widened as well, and then goes with the widened model.
 Widths are multiplied and what is new is zero, so every product reads as many bytes as a model of
 that shape and gives what the small one's gives. Norms divide by a mean over more elements, which
 their weights and `rms_norm_eps` make up for; exactly where the factor is a power of four.
@@ -53,6 +54,9 @@ def _widened(name: str, tensor: Tensor, factor: int, hidden: int) -> Tensor:
         scaled = torch.zeros(len(tensor) * factor, dtype=tensor.dtype)
         scaled[: len(tensor)] = tensor / math.sqrt(factor)
         return scaled
+    if name == "fc.weight":  # an EAGLE head's, over an embedding and a state
+        parts = tensor.split(hidden, dim=1)
+        return torch.cat([_widened("", part, factor, hidden) for part in parts], dim=1)
     rows, columns = tensor.shape
     embeds = "embed_tokens" in name or "lm_head" in name
     wide = torch.zeros(rows if embeds else rows * factor, columns * factor, dtype=tensor.dtype)

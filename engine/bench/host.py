@@ -3,7 +3,7 @@
 Scheduling, input preparation and output handling of a decode step of many sequences, each part in
 microseconds: medians over steps, the model and the sampler left out. A second table has a long
 queue waiting behind the running sequences; a third compares prompts that miss the prefix cache with
-a cache that is off.
+a cache that is off; a fourth is ready for drafts in a batch in which none can pay.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from engine.bench.statistics import percentile, table
 from engine.contract.config import EngineConfig
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
+from engine.contract.speculative import SpeculativeConfig
 from engine.core.counters import EngineCounters
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
 from engine.scheduler import Request, Scheduler, Sequence, StepResult
+from engine.speculative.drafter import Drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 from engine.worker.batch import RunningBatch
 
@@ -67,6 +69,15 @@ class Host:
         exits = Exits(self.scheduler, structured, counters, requests, [EOS])
         self.harvest = Harvest(self.scheduler, structured, counters, exits)
         self._count = 0
+        self.drafter: Drafter | None = None
+
+    def be_ready_for_drafts(self) -> None:
+        """Have drafts asked for in each step, and none pay: a wider step takes as much longer."""
+        self.drafter = Drafter(SpeculativeConfig(method="ngram"), 1 << 20)
+        for width in (1, 4096):
+            for _ in range(100):
+                self.drafter.costs.note(width, 0.001 * width)
+        self.scheduler.drafts.source = self.drafter
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
         """Queue a request."""
@@ -104,6 +115,8 @@ class Host:
         self.batch.take(inputs, token_ids)
         taken_at = time.perf_counter()
         self.harvest.take(plan, scheduled, StepResult([[token_id] for token_id in token_ids]))
+        if self.drafter is not None:
+            self.drafter.note_step(plan, 0.001 * plan.num_tokens)
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)
         parts.prepare.append(prepared_at - scheduled_at)
@@ -111,9 +124,13 @@ class Host:
         parts.output.append(done_at - taken_at)
 
 
-def decode(running: int, waiting: int, steps: int, prompt_tokens: int = 100) -> dict[str, float]:
+def decode(
+    running: int, waiting: int, steps: int, prompt_tokens: int = 100, *, drafts: bool = False
+) -> dict[str, float]:
     """Decode steps of `running` sequences while `waiting` others are queued."""
     host = Host(running, prompt_tokens)
+    if drafts:
+        host.be_ready_for_drafts()
     for number in range(running):
         host.add([10 + number % 900] * prompt_tokens)
     host.step(Parts())
@@ -154,6 +171,8 @@ def main() -> None:
     }
     print("Scheduling one prompt of 1,024 tokens, none of it in the cache:")
     print(table(cold))
+    print(f"A decode step of {args.running} sequences, ready for drafts of which none can pay:")
+    print(table(decode(args.running, 0, args.steps, drafts=True)))
 
 
 if __name__ == "__main__":

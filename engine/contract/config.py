@@ -166,8 +166,8 @@ class EngineConfig(Settings):
     )
     async_scheduling: bool | None = option(
         None,
-        "plan the next step while one runs; default: on with a GPU, off on a CPU, where the model "
-        "needs all cores",
+        "plan the next step while one runs; default: on with a GPU unless there is a "
+        "speculative_config, off on a CPU, where the model needs all cores",
     )
     kept_seats_fraction: float = option(
         1 / 16,
@@ -382,8 +382,10 @@ class EngineConfig(Settings):
         return int(self.kept_seats_fraction * self.max_num_seqs)
 
     def plans_ahead(self, by_default: bool) -> bool:
-        """`async_scheduling`, or what the device does by default."""
-        return by_default if self.async_scheduling is None else self.async_scheduling
+        """`async_scheduling`, or what the device does by default where there are no drafts."""
+        if self.async_scheduling is None:
+            return by_default and not self.speculative_config
+        return self.async_scheduling
 
     @property
     def name(self) -> str:

@@ -15,8 +15,10 @@ from engine.scheduler.step_builder import StepBuilder
 class DraftSource(Protocol):
     """What the scheduler asks; `engine.speculative` answers."""
 
-    def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most `room` in all, for sequences that decode in a step."""
+    def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
+        """Drafts by sequence id, at most `room` in all, for sequences that decode in a step beside
+        so many tokens of prompts.
+        """
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked: so many of the first ones held."""
@@ -44,12 +46,15 @@ class DraftRows:
             return
         plan = builder.plan
         decoding = [
-            (at, sequence)
-            for at, sequence in enumerate(builder.scheduled)
-            if decodes(plan.num_scheduled[at]) and sequence.num_output_tokens > 0
+            sequence
+            for sequence, count in zip(builder.scheduled, plan.num_scheduled, strict=True)
+            if decodes(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
         ]
-        found = self.source.propose([sequence for _, sequence in decoding], builder.budget)
-        for at, sequence in decoding if found else ():
+        beside = plan.num_tokens - len(decoding)
+        found = self.source.propose(decoding, builder.budget, beside)
+        if not found:
+            return
+        for at, sequence in enumerate(builder.scheduled):
             drafts = found.get(sequence.seq_id)
             if not drafts:
                 continue

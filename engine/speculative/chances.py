@@ -20,12 +20,16 @@ MOST_ALIKE = 16
 MODEL_PRIOR = 0.8
 #: How far one checked draft moves the logarithm of odds of all drafts like it, and of its sequence.
 _TENANT_MOVES, _SEQUENCE_MOVES = 0.25, 0.5
-#: The part by which both come back with each step of a sequence that gets no drafts.
-_TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0003, 0.01
+#: The part by which both come back with each step.
+_TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0006, 0.01
 #: So much likelier than they are do those drafts seem that seem likeliest of many.
 _CAUTION = 0.4
 #: Nothing is surer than these odds.
 _SUREST = 4.0
+#: Drafts that hold less often are none.
+_LEAST = 0.02
+#: For so many steps the best of a tenant's odds is as it was, unless a draft was checked.
+_BEST_HOLDS = 64
 
 
 def matched_odds(matched: int) -> float:
@@ -43,14 +47,12 @@ def drawn_odds(_: int) -> float:
 @dataclass(slots=True)
 class _Tenant:
     """Attributes:
-    odds: likeness -> the logarithm of odds, and how old the tenant was then.
-    age: in steps of rows that got no drafts.
-    best: the highest of all when it was last asked for; None: not known.
+    odds: likeness -> the logarithm of odds, and in which step it was so.
+    best: the highest of all, and in which step it was so; None: not known.
     """
 
     odds: dict[int, tuple[float, int]] = field(default_factory=dict)
-    age: int = 0
-    best: float | None = None
+    best: tuple[float, int] | None = None
 
 
 class UsualChances:
@@ -60,11 +62,15 @@ class UsualChances:
     more. Of a draft model's: by its place. Short answers that nothing repeats would each pay anew
     for finding that out. Tenants are kept apart: how many drafts one gets, and so how its steps are
     cut, says nothing of another's texts.
+
+    Attributes:
+        step: so many steps were planned; what was found out grows old with them.
     """
 
     def __init__(self, longest_match: int) -> None:
         """`longest_match`: of those that are looked for; 0: a model draws them."""
         self.drawn = not longest_match
+        self.step = 0
         self._prior = drawn_odds if self.drawn else matched_odds
         self._kinds = range(1) if self.drawn else range(1, longest_match + 1)
         #: The tenant that noted something last is the last.
@@ -76,34 +82,26 @@ class UsualChances:
         if known is None or alike not in known.odds:
             return prior
         value, at = known.odds[alike]
-        return prior + (value - prior) * exp(_TENANT_FORGETS * (at - known.age))
+        return prior + (value - prior) * exp(_TENANT_FORGETS * (at - self.step))
 
     def best(self, tenant: str) -> float:
         """The highest of its odds, of drafts that there may be."""
         known = self._tenants.get(tenant)
         if known is None:
             return max(map(self._prior, self._kinds))
-        if known.best is None:
+        if known.best is None or self.step - known.best[1] > _BEST_HOLDS:
             kinds = {*self._kinds, *known.odds}
-            known.best = max(self.odds(tenant, alike) for alike in kinds)
-        return known.best
+            known.best = max(self.odds(tenant, alike) for alike in kinds), self.step
+        return known.best[0]
 
     def move(self, tenant: str, alike: int, surprise: float) -> None:
         """A draft held, or didn't, by so much more than was expected, in [-1, 1]."""
         moved = _bounded(self.odds(tenant, alike) + _TENANT_MOVES * surprise)
         known = self._tenants.setdefault(tenant, _Tenant())
-        known.odds[alike], known.best = (moved, known.age), None
+        known.odds[alike], known.best = (moved, self.step), None
         self._tenants.move_to_end(tenant)
         if len(self._tenants) > MOST_TENANTS:
             self._tenants.popitem(last=False)
-
-    def drift(self, tenant: str) -> None:
-        """A row got no drafts: what was found out grows old."""
-        known = self._tenants.get(tenant)
-        if known is not None:
-            known.age += 1
-            if known.age % 64 == 0:
-                known.best = None
 
 
 class Chances:
@@ -111,17 +109,21 @@ class Chances:
 
     def __init__(self, usual: UsualChances, tenant: str) -> None:
         self._usual, self._tenant = usual, tenant
-        self._better = 0.0
+        self._was_better, self._at = 0.0, usual.step
 
-    def best(self) -> float:
-        """The chance of its next draft at best, before anybody looks for one."""
-        return _chance(self._usual.best(self._tenant) + self._better)
+    def best_odds(self) -> float:
+        """Logarithm of the odds of its next draft at best, before anybody looks for one."""
+        return self._usual.best(self._tenant) + self._better
 
     def of(self, matched: int, count: int, caution: float = 0.0) -> list[float]:
-        """The chances that the first, the first two, ... of `count` drafts hold."""
-        held, chances = 1.0, []
+        """The chances that the first, the first two, ... of `count` drafts hold; as many as may
+        well hold.
+        """
+        held, chances = 1.0, list[float]()
         for alike in self._alike(matched, count):
             held *= self._next(alike, caution)
+            if held < _LEAST and chances:
+                break
             chances.append(held)
         return chances
 
@@ -134,13 +136,14 @@ class Chances:
         compared = min(num_drafts, num_accepted + 1)
         for place, alike in enumerate(self._alike(matched, compared)):
             surprise = (place < num_accepted) - self._next(alike)
-            self._better = _bounded(self._better + _SEQUENCE_MOVES * surprise)
+            self._was_better = _bounded(self._better + _SEQUENCE_MOVES * surprise)
+            self._at = self._usual.step
             self._usual.move(self._tenant, alike, surprise)
 
-    def drift(self) -> None:
-        """It got no drafts: what was found out of it and its like grows old."""
-        self._better -= _SEQUENCE_FORGETS * self._better
-        self._usual.drift(self._tenant)
+    @property
+    def _better(self) -> float:
+        """By so much it is likelier than its tenant's others; less so the longer ago."""
+        return self._was_better * exp(_SEQUENCE_FORGETS * (self._at - self._usual.step))
 
     def _alike(self, matched: int, count: int) -> Iterable[int]:
         """What each draft is like."""

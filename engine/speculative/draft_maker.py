@@ -14,11 +14,13 @@ class DraftMaker(Protocol):
     Attributes:
         costs: of one draft for each of some rows, by how many these are.
         seconds: that the last round took; the drafter sets it back.
+        reading: of those, what went into tokens that it was behind by.
         works: whether there may be drafts.
     """
 
     costs: StepCosts
     seconds: float
+    reading: float
 
     @property
     def works(self) -> bool: ...

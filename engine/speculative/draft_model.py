@@ -57,7 +57,7 @@ class DraftModel:
 
     Attributes:
         costs: of its steps, by rows.
-        seconds: that the last round took.
+        seconds, reading: see `DraftMaker`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DraftModel:
         self._step = 0
         self._failures = 0
         self.costs = StepCosts(unknown=0.0)
-        self.seconds = 0.0
+        self.seconds = self.reading = 0.0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Drafts by sequence id, at most as many as are wanted for each."""
@@ -144,8 +144,11 @@ class DraftModel:
             return {}
         started = time.perf_counter()
         rows = self._take(self._execute(plan), rows)
+        took = time.perf_counter() - started
         if plan.num_tokens <= 2 * len(plan.seq_ids):  # all of them decode, or nearly so
-            self.costs.note(len(plan.seq_ids), time.perf_counter() - started)
+            self.costs.note(len(plan.seq_ids), took)
+        else:
+            self.reading = took
         for row in rows:
             sequence = row.sequence
             own = min(row.computed, row.held)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, StepPlan
 from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.draft_maker import DraftMaker
+from engine.speculative.planner import Planner, Promise, Step
 from engine.speculative.proposers import PROPOSERS, Proposer
+from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 from engine.speculative.watch import Watch
 
 Possible = Callable[[Sequence, list[int]], list[int]]
-#: Drafts must promise so many times the tokens per second: what is measured is never exact.
-_WORTH = 1.03
-#: One step in so many goes without, to see what it takes: of those in which drafts promise less
-#: than so many times the tokens per second, and of others.
-_SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
 #: The part of steps' time that may go into looking for drafts of which it's known only that they'd
 #: pay if all held.
-_LOOKS = 0.004
+_LOOKS = 0.003
+#: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
+#: in which none could pay, whatever is said, later.
+_REST, _LONG_REST = 8, 32
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class _Row:
     """A sequence that had drafts; `matched`: see `Guess`, of the newest ones."""
 
     sequence: Sequence
+    tenant: str
     chances: Chances
     matched: int = 0
 
@@ -40,9 +43,15 @@ class Drafter:
     A draft brings as many tokens as it is likely to hold with all those before it (`Chances`); a
     step that is one token wider takes longer by what `StepCosts` knows, and what a `DraftMaker`
     takes comes before it. Drafts are added, the likeliest first, up to where tokens per second are
-    highest. In a full batch, where a wider step takes as much longer, none are, and none are looked
-    for. Where they'd pay if more of them held than is expected, some are looked for now and then
-    and compared with what comes (`Watch`).
+    highest, or where their tenant could not bear that none of them holds (`Purses`). In a full
+    batch, where a wider step takes as much longer, none are, none are looked for, and nobody asks
+    in each step. Where they'd pay if more of them held than is expected, some are looked for now
+    and then and compared with what comes (`Watch`).
+
+    Attributes:
+        clock: tells seconds.
+        timing: while steps are timed a draft model draws whether that pays or not.
+        costs: of the model's steps.
     """
 
     def __init__(
@@ -62,98 +71,152 @@ class Drafter:
         self._proposer: Proposer | None = None
         if model is None:
             self._proposer = PROPOSERS[config.method](config)
+        self.clock: Callable[[], float] = time.perf_counter
         self._rows: dict[int, _Row] = {}
         self._usual = self._unknown_chances()
         self._watch = Watch()
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
-        self._drafted = 0
-        #: While steps are timed a draft model draws whether that pays or not.
+        self._purses = Purses()
+        #: A batch in which no draft pays: its rows, the last of them, and until which step.
+        self._resting = 0, 0, 0
         self.timing = False
         self.costs = StepCosts(pace=None if model is None else model.costs.pace)
+        self._planner = self._new_planner()
 
-    def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
+    def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
         """Drafts by sequence id.
 
         Args:
             decoding: the rows of the step that decode.
             room: most drafts of the step.
+            beside: tokens of prompts in the step.
         """
+        self._usual.step += 1
+        if not decoding or self._rests(decoding):
+            return {}
+        started = self.clock()
+        self._take_checked()
+        self._forget_those_that_left()
+        rows, width = [self._row(each) for each in decoding], len(decoding)
+        step = Step(width, min(room, self.costs.most - width), beside)
+        off = 0 < self._config.disable_by_batch_size <= width
+        if off or step.most < 1:
+            return self._rest(decoding)
+        needed = self._planner.needed_odds(step, width * self._look_seconds)
+        if needed == inf and not self._is_timed:
+            return self._rest(decoding, _LONG_REST)
+        self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
+        drafts = self._tried(rows, step, needed)
+        self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
+        self._charge(self._purses.pay_looks, self._looked / width, rows, step)
+        return drafts
+
+    def _tried(self, rows: list[_Row], step: Step, needed: float) -> dict[int, list[int]]:
+        """Drafts of those rows whose drafts may pay, for which they need such odds."""
+        if self._is_timed:
+            return self._drawn(rows, step)
+        hopeful = [row for row in rows if row.chances.best_odds() > needed]
+        if self.model is not None:
+            drafts = self._drawn(hopeful, step) if hopeful else {}
+            if not (hopeful and self._planner.pays):
+                self._rest([row.sequence for row in rows])
+            return drafts
+        if hopeful and (able := self._able_to_look(hopeful, step)):
+            return self._found(able, step)
+        self._unseen += 1
+        looking = step.width * self._look_seconds
+        if looking <= _LOOKS * self._unseen * self.costs.seconds(step.width):
+            self._look(self._able_to_look(rows, step))
+        return self._rest([row.sequence for row in rows])
+
+    def _rests(self, decoding: list[Sequence]) -> bool:
+        """Whether no draft of this batch paid a few steps ago."""
+        width, last, until = self._resting
+        if self._usual.step >= until or self.timing:
+            return False
+        self._unseen += 1
+        return width == len(decoding) and last == decoding[-1].seq_id
+
+    def _rest(self, decoding: list[Sequence], steps: int = _REST) -> dict[int, list[int]]:
+        """No drafts for so many steps."""
+        self._resting = len(decoding), decoding[-1].seq_id, self._usual.step + steps
+        return {}
+
+    def _take_checked(self) -> None:
+        """Take note of guesses that nobody checked but what came."""
         for checked in self._watch.take_checked():
             row = self._row(checked.sequence)
             row.chances.note(checked.matched, checked.num_drafts, checked.num_accepted)
-        self._forget_those_that_left()
-        width = len(decoding)
-        most = min(room, self.costs.most - width)
-        off = 0 < self._config.disable_by_batch_size <= width
-        if off or not decoding or most < 1:
-            return {}
-        hope = max(self._row(each).chances.best() for each in decoding)
-        if self._is_timed or self._may_pay(width, most, hope):
-            if self.model is not None:
-                return self._drawn(self.model, decoding, most)
-            return self._found(decoding, most)
-        for sequence in decoding:
-            self._row(sequence).chances.drift()
-        self._unseen += 1
-        if self._may_look(width, most):
-            self._look(decoding)
-        return {}
 
     @property
     def _is_timed(self) -> bool:
         return self.timing and self.model is not None
 
-    def _found(self, decoding: list[Sequence], most: int) -> dict[int, list[int]]:
+    def _found(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts from text: all that there are, then as many of them as pay."""
-        proposed = self._look(decoding)
-        counts = self._worth(
-            {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, len(decoding), most
-        )
+        started, proposed = self.clock(), self._look(rows)
+        counts = self._worth({seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step)
         for seq_id in counts:
             self._watch.drop(seq_id)
+        each = (self.clock() - started) / len(rows)
+        self._look_seconds += 0.1 * (each - self._look_seconds)
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
-    def _look(self, decoding: list[Sequence]) -> dict[int, list[int]]:
+    def _able_to_look(self, rows: list[_Row], step: Step) -> list[_Row]:
+        """Those whose tenants can bear that nothing is found."""
+        price = self._look_seconds * step.width / self.costs.seconds(step.width)
+        prices = {tenant: price * n for tenant, n in Counter([row.tenant for row in rows]).items()}
+        able = {each for each in prices if self._purses.left_for_looks(each) > prices[each]}
+        return rows if len(able) == len(prices) else [row for row in rows if row.tenant in able]
+
+    def _look(self, rows: list[_Row]) -> dict[int, list[int]]:
         """Drafts that there are, by sequence id; all are watched."""
-        started, proposed = time.perf_counter(), {}
-        for sequence in decoding:
+        proposed = {}
+        for row in rows:
+            sequence = row.sequence
             count = self._most(sequence)
             if count > 0 and self._proposer is not None:
                 guess = self._proposer.propose(sequence, count)
                 if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
-                    self._row(sequence).matched = guess.matched
+                    row.matched = guess.matched
                     if sequence.seq_id not in self._watch:
                         self._watch.add(sequence, guess.matched, drafts)
                     proposed[sequence.seq_id] = drafts
-        self._looked = time.perf_counter() - started
-        self._look_seconds += 0.1 * (self._looked / len(decoding) - self._look_seconds)
         self._unseen = 0
         return proposed
 
-    def _may_look(self, width: int, most: int) -> bool:
-        """Whether drafts could pay if all held, and looking for them costs next to nothing."""
-        if self.model is not None or not self._may_pay(width, most, 1.0):
-            return False
-        return width * self._look_seconds <= _LOOKS * self._unseen * self.costs.seconds(width)
+    def _charge(
+        self, pay: Callable[[str, float], None], seconds: float, rows: list[_Row], step: Step
+    ) -> None:
+        """Have the tenants pay so many seconds for each row, in tokens."""
+        price = seconds * step.width / self.costs.seconds(step.width)
+        for tenant, count in Counter([row.tenant for row in rows]).items():
+            pay(tenant, price * count)
 
-    def _drawn(
-        self, model: DraftMaker, decoding: list[Sequence], most: int
-    ) -> dict[int, list[int]]:
+    def _drawn(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
-        if not model.works:
+        model = self.model
+        if model is None or not model.works:
             return {}
-        possible = {}
-        for sequence in decoding:
+        possible, own = {}, {}
+        for row in rows:
+            sequence = row.sequence
             count = min(self._most(sequence), model.longest(sequence))
             if count > 0 and model.takes(sequence):
-                self._row(sequence)
-                possible[sequence.seq_id] = count
-        counts = self._worth(possible, len(decoding), most)
-        rows = {sequence.seq_id: sequence for sequence in decoding}
-        drawn = model.propose([(rows[seq_id], count) for seq_id, count in counts.items()])
-        found = {seq_id: self._possible(rows[seq_id], drafts) for seq_id, drafts in drawn.items()}
+                own[sequence.seq_id], possible[sequence.seq_id] = sequence, count
+        counts = self._worth(possible, step)
+        if not counts:
+            return {}
+        drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
+        if not self._is_timed:
+            own_rows = [self._rows[seq_id] for seq_id in counts]
+            drawing, reading = model.seconds - model.reading, model.reading
+            self._charge(self._purses.pay, drawing / len(counts), own_rows, step)
+            # What is read once for all drafts to come is no reason to forgo these.
+            self._charge(self._purses.pay_what_is_there, reading / len(counts), own_rows, step)
+        found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
@@ -161,12 +224,14 @@ class Drafter:
         self._watch.drop(sequence.seq_id)
         row = self._row(sequence)
         row.chances.note(row.matched, num_drafts, num_accepted)
+        self._purses.earn(row.tenant, num_accepted)
+        self._resting = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
         """A step was run; the seconds of a draft model's steps before it are no part of it."""
         if self.model is not None:
             seconds -= self.model.seconds
-            self.model.seconds = 0.0
+            self.model.seconds = self.model.reading = 0.0
         seconds, self._looked = seconds - self._looked, 0.0
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
@@ -179,8 +244,15 @@ class Drafter:
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
         self._rows, self._usual, self._watch = {}, self._unknown_chances(), Watch()
+        self._purses, self._resting = Purses(), (0, 0, 0)
+        self._planner = self._new_planner()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
+
+    def _new_planner(self) -> Planner:
+        drawing = None if self.model is None else self.model.costs
+        most = self._config.num_speculative_tokens
+        return Planner(self.costs, drawing, self._purses, most)
 
     def _unknown_chances(self) -> UsualChances:
         return UsualChances(self._config.prompt_lookup_max if self.model is None else 0)
@@ -193,7 +265,8 @@ class Drafter:
     def _row(self, sequence: Sequence) -> _Row:
         row = self._rows.get(sequence.seq_id)
         if row is None:
-            row = _Row(sequence, Chances(self._usual, sequence.request.message.tenant))
+            tenant = sequence.request.message.tenant
+            row = _Row(sequence, tenant, Chances(self._usual, tenant))
             self._rows[sequence.seq_id] = row
         return row
 
@@ -206,55 +279,16 @@ class Drafter:
         left = min(left, self._max_model_len - sequence.num_tokens)
         return min(self._config.num_speculative_tokens, left - 1) if takes_drafts(sequence) else 0
 
-    def _may_pay(self, width: int, most: int, hope: float) -> bool:
-        """Whether drafts could pay if each of them held so likely."""
-        seconds, count = self.costs.seconds, min(most, width * self._config.num_speculative_tokens)
-        now = _WORTH * width / seconds(width)
-        deepest = -(-count // max(1, width))
-        looking = width * self._look_seconds
-        return any(
-            (width + hope * more)
-            / (seconds(width + more) + looking + self._drawing(depth, min(more, width)))
-            > now
-            for more, depth in ((1, 1), (count, deepest))
-        )
-
-    def _drawing(self, depth: int, rows: int) -> float:
-        """Seconds that a draft model takes to draw so many drafts for each of `rows`."""
-        return 0.0 if self.model is None else depth * self.model.costs.seconds(rows)
-
-    def _worth(self, possible: dict[int, int], width: int, most: int) -> dict[int, int]:
+    def _worth(self, possible: dict[int, int], step: Step) -> dict[int, int]:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
-        promised = sorted(
-            (
-                (chance, -place, seq_id)
-                for seq_id, count in possible.items()
-                for place, chance in enumerate(self._promised(seq_id, count))
-            ),
-            reverse=True,
-        )[:most]
-        now = width / self.costs.at_best(width)
-        tokens, best, taken = float(width), _WORTH * now, 0
-        depth, rows = 0, set()
-        for count, (chance, place, seq_id) in enumerate(promised, 1):
-            tokens += chance
-            depth = max(depth, 1 - place)
-            rows.add(seq_id)
-            rate = tokens / (self.costs.at_worst(width + count) + self._drawing(depth, len(rows)))
-            if rate > best:
-                best, taken = rate, count
+        promised = [
+            Promise(chance, -place, seq_id, self._rows[seq_id].tenant)
+            for seq_id, count in possible.items()
+            for place, chance in enumerate(self._promised(seq_id, count))
+        ]
         if self._is_timed:
-            taken = len(promised)
-        elif taken:
-            self._drafted += 1
-            often = _PLAIN_UNSURE if best < _SURE * now else _PLAIN
-            taken = 0 if self._drafted % often == 0 else taken
-        counts: dict[int, int] = {}
-        for _, _, seq_id in promised[:taken]:
-            counts[seq_id] = counts.get(seq_id, 0) + 1
-        for seq_id in possible.keys() - counts.keys():
-            self._rows[seq_id].chances.drift()
-        return counts
+            return Counter([each.seq_id for each in promised[: step.most]])
+        return Counter([each.seq_id for each in self._planner.choose(promised, step)])
 
     def _promised(self, seq_id: int, count: int) -> list[float]:
         """The tokens that each of a row's drafts brings."""

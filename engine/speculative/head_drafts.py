@@ -25,7 +25,7 @@ class HeadDrafts:
         self._run = run
         self._failures = 0
         self.costs = StepCosts(unknown=0.0)
-        self.seconds = 0.0
+        self.seconds = self.reading = 0.0
 
     @property
     def works(self) -> bool:

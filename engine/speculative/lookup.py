@@ -1,4 +1,4 @@
-"""`TokenLookup`: what followed the last time that the newest tokens stood there."""
+"""What followed the last time that the newest tokens stood in a text, or in one of several."""
 
 from __future__ import annotations
 
@@ -33,16 +33,50 @@ class TokenLookup:
         self.size += len(tokens) - self._known
         self._known = len(tokens)
 
-    def find(self, tokens: Sequence[int], newest: Sequence[int]) -> tuple[int, int] | None:
-        """The longest run that `newest` ends with and that stands in `tokens`, as it was extended.
-
-        Returns where the token after it stands, and the run's length.
+    def find(self, newest: Sequence[int]) -> int | None:
+        """Where the token after the longest run stands that `newest` ends with, in the text as it
+        was extended.
         """
-        for length in self._lengths:
+        for length, after in self._after.items():
             if length <= len(newest):
-                at = self._after[length].get(tuple(newest[-length:]))
+                at = after.get(tuple(newest[-length:]))
                 if at is not None:
-                    return at, length
+                    return at
+        return None
+
+
+class TextsLookup:
+    """Where each short run of tokens stood last in any of some texts."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """See `TokenLookup`."""
+        self._lengths = range(longest, shortest - 1, -1)
+        #: By length: run -> the newest text that has it, and where the token after it stood last.
+        self._after: dict[int, dict[tuple[int, ...], tuple[list[int], int]]] = {
+            length: {} for length in self._lengths
+        }
+
+    def add(self, tokens: list[int]) -> None:
+        """A newer text than all others; it is known by its identity."""
+        for length, after in self._after.items():
+            for end in range(length, len(tokens)):
+                after[tuple(tokens[end - length : end])] = tokens, end
+
+    def drop(self, tokens: list[int]) -> None:
+        """Forget a text."""
+        for length, after in self._after.items():
+            for end in range(length, len(tokens)):
+                run = tuple(tokens[end - length : end])
+                if run in after and after[run][0] is tokens:
+                    del after[run]
+
+    def find(self, newest: Sequence[int]) -> tuple[list[int], int] | None:
+        """Where the token after the longest run stands that `newest` ends with."""
+        for length, after in self._after.items():
+            if length <= len(newest):
+                found = after.get(tuple(newest[-length:]))
+                if found is not None:
+                    return found
         return None
 
 

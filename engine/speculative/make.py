@@ -35,7 +35,10 @@ def make_drafter(
     elif facts.stateful:
         obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
     elif overlaps:
-        obstacle = "steps are planned before their tokens are known (async_scheduling, or a GPU)"
+        obstacle = (
+            "with async_scheduling steps are planned before the tokens are known from which drafts "
+            "go on; leave it out, or turn it off"
+        )
     if obstacle:
         raise ConfigError(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import deque
 from typing import NamedTuple
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative.chances import MOST_ALIKE
-from engine.speculative.lookup import TokenLookup, continued
+from engine.speculative.lookup import TextsLookup, TokenLookup, continued
 
 #: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
 #: 115 MB each.
@@ -51,7 +51,10 @@ class NgramProposer(Proposer):
     def propose(self, sequence: Sequence, count: int) -> Guess:
         """See the base."""
         tokens = sequence.token_ids
-        return _guess(tokens, tokens, self.lookup_of(sequence).find(tokens, tokens), count)
+        at = self.lookup_of(sequence).find(tokens)
+        if at is None:
+            return Guess([], 0)
+        return Guess(continued(tokens, at, count), _matched(tokens, tokens, at))
 
     def lookup_of(self, sequence: Sequence) -> TokenLookup:
         """The sequence's own, up to date."""
@@ -73,42 +76,62 @@ class NgramProposer(Proposer):
         self._size -= 0 if lookup is None else lookup.size
 
 
+class _Outputs:
+    """What was said in a namespace. Its runs are looked at once somebody looks for one: in a full
+    batch nobody does.
+    """
+
+    def __init__(self, lengths: tuple[int, int]) -> None:
+        self._lookup = TextsLookup(*lengths)
+        self._new: list[list[int]] = []
+        self.count = 0
+
+    def add(self, output: list[int]) -> None:
+        self._new.append(output)
+        self.count += 1
+
+    def drop(self, output: list[int]) -> None:
+        self.count -= 1
+        if any(each is output for each in self._new):
+            self._new = [each for each in self._new if each is not output]
+        else:
+            self._lookup.drop(output)
+
+    def find(self, newest: list[int]) -> tuple[list[int], int] | None:
+        """See `TextsLookup.find`."""
+        for output in self._new:
+            self._lookup.add(output)
+        self._new.clear()
+        return self._lookup.find(newest)
+
+
 class SuffixProposer(Proposer):
-    """From earlier outputs of the same tenant too, the newest first (after Oliaro et al. 2024,
-    "SuffixDecoding").
+    """From earlier outputs of the same tenant too, where more of the newest tokens stand in one of
+    those than in its own (after Oliaro et al. 2024, "SuffixDecoding").
 
     They hold `MOST_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
     namespace's: what others were told shows neither in a draft nor in its time.
     """
 
-    #: Earlier outputs that are searched for one draft.
-    MOST_SEARCHED = 32
-
     def __init__(self, config: SpeculativeConfig) -> None:
         self._own = NgramProposer(config)
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
         self._most = config.suffix_decoding_max_cached_requests
-        #: (namespace, number) -> an output and its lookup, oldest first, over all namespaces.
-        self._outputs: OrderedDict[tuple[str, int], tuple[list[int], TokenLookup]] = OrderedDict()
-        #: Namespace -> the numbers of its outputs, oldest first.
-        self._numbers: dict[str, list[int]] = {}
-        self._count = 0
+        #: Namespace and output, oldest first.
+        self._said: deque[tuple[str, list[int]]] = deque()
+        self._outputs: dict[str, _Outputs] = {}
         self._size = 0
 
     def propose(self, sequence: Sequence, count: int) -> Guess:
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
-        tokens = sequence.token_ids
-        best = self._own.lookup_of(sequence).find(tokens, tokens)
-        source, newest = tokens, tokens[-self._lengths[1] :]
-        namespace = _namespace(sequence)
-        for number in reversed(self._numbers.get(namespace, [])[-self.MOST_SEARCHED :]):
-            if best is not None and best[1] == self._lengths[1]:
-                break
-            output, lookup = self._outputs[namespace, number]
-            found = lookup.find(output, newest)
-            if found is not None and (best is None or found[1] > best[1]):
-                best, source = found, output
-        return _guess(tokens, source, best, count)
+        own, tokens = self._own.propose(sequence, count), sequence.token_ids
+        outputs = self._outputs.get(_namespace(sequence))
+        if own.matched >= MOST_ALIKE or outputs is None:
+            return own
+        found = outputs.find(tokens[-self._lengths[1] :])
+        if found is None or (matched := _matched(tokens, *found)) <= own.matched:
+            return own
+        return Guess(continued(*found, count), matched)
 
     def forget(self, sequence: Sequence) -> None:
         """Keep what it said."""
@@ -116,35 +139,27 @@ class SuffixProposer(Proposer):
         output = sequence.token_ids[sequence.num_prompt_tokens :]
         if not self._most or len(output) <= self._lengths[0]:
             return
-        lookup = TokenLookup(*self._lengths)
-        lookup.extend(output)
         namespace = _namespace(sequence)
-        self._outputs[namespace, self._count] = output, lookup
-        self._numbers.setdefault(namespace, []).append(self._count)
-        self._count += 1
+        self._said.append((namespace, output))
+        self._outputs.setdefault(namespace, _Outputs(self._lengths)).add(output)
         self._size += len(output)
-        while len(self._outputs) > self._most or self._size > MOST_TOKENS:
+        while len(self._said) > self._most or self._size > MOST_TOKENS:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        (namespace, number), (output, _) = self._outputs.popitem(last=False)
+        namespace, output = self._said.popleft()
         self._size -= len(output)
-        self._numbers[namespace].remove(number)
-        if not self._numbers[namespace]:
-            del self._numbers[namespace]
+        self._outputs[namespace].drop(output)
+        if not self._outputs[namespace].count:
+            del self._outputs[namespace]
 
 
-def _guess(
-    newest: list[int], source: list[int], found: tuple[int, int] | None, count: int
-) -> Guess:
-    """What stands in `source` where `TokenLookup.find` found what `newest` ends with."""
-    if found is None:
-        return Guess([], 0)
-    at, matched = found
-    most = min(MOST_ALIKE, at, len(newest))
+def _matched(newest: list[int], source: list[int], at: int) -> int:
+    """How many tokens before `at` are those that `newest` ends with, `MOST_ALIKE` at most."""
+    matched, most = 0, min(MOST_ALIKE, at, len(newest))
     while matched < most and source[at - matched - 1] == newest[-matched - 1]:
         matched += 1
-    return Guess(continued(source, at, count), matched)
+    return matched
 
 
 def _namespace(sequence: Sequence) -> str:

@@ -128,17 +128,19 @@ class StepCosts:
             return self._unknown
         return self.pace.value * self._usual(width)
 
-    def at_worst(self, width: int) -> float:
-        """The same, and more where few steps have told it: of many widths one always seems faster
-        than it is, and nobody is to choose it for that.
+    def with_drafts(self, width: int, count: int, beside: int = 0) -> float:
+        """What a step of so many rows takes once it has so many drafts. Beside prompts' tokens each
+        takes what a token more takes the widest steps: what all are read for anyway is the
+        prompts' already.
         """
-        return self.seconds(width) * (1.0 + self._doubt(width))
+        if not beside:
+            return self.seconds(width + count)
+        return self.seconds(width) + self.pace.value * count * self._slope()
 
-    def at_best(self, width: int) -> float:
-        """The same, and less where few steps have told it."""
-        return self.seconds(width) * (1.0 - self._doubt(width))
-
-    def _doubt(self, width: int) -> float:
+    def doubt(self, width: int) -> float:
+        """By so large a part `seconds` may be off: of many widths one always seems faster than it
+        is, and nobody is to choose it for that.
+        """
         if not self._known:
             return 0.0
         if width > self.widest:
@@ -161,12 +163,21 @@ class StepCosts:
 
     def _beyond(self, width: int) -> float:
         widest = self._known[-1]
+        high = self._widths[widest].seconds
+        if self._known[0] > widest // 2:
+            return high  # too near to tell
+        return high + self._slope() * (width - widest)
+
+    def _slope(self) -> float:
+        """Of one token more in the widest steps that are known."""
+        if not self._known:
+            return self._unknown
+        widest = self._known[-1]
         high, at = self._widths[widest].seconds, bisect_right(self._known, widest // 2)
         if at == 0:
-            return high
+            return high / widest
         half = self._known[at - 1]
-        slope = max(0.0, high - self._widths[half].seconds) / (widest - half)
-        return high + slope * (width - widest)
+        return max(0.0, high - self._widths[half].seconds) / (widest - half)
 
     def _forget_old(self) -> None:
         old = self._num_steps - _OLD

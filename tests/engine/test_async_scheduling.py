@@ -121,6 +121,14 @@ def test_by_default_only_a_gpus_steps_are_planned_ahead(
     assert EngineConfig(model="m", async_scheduling=given).plans_ahead(device.overlaps) is ahead
 
 
+def test_with_drafts_steps_are_not_planned_ahead_by_default() -> None:
+    drafts = {"method": "ngram"}
+    assert not EngineConfig(model="m", speculative_config=drafts).plans_ahead(True)
+    assert EngineConfig(model="m", speculative_config=drafts, async_scheduling=True).plans_ahead(
+        True
+    )
+
+
 @pytest.mark.parametrize(
     ("room", "policy"), [(ROOMY, "fair"), (TIGHT, "fair"), (TIGHT, "fcfs"), (TIGHT, "priority")]
 )

@@ -58,7 +58,7 @@ def slots_of(model: DeviceModel) -> LoraSlots | None:
 def query_len(config: EngineConfig) -> int:
     """Tokens of a sequence whose drafts a step checks; 1 where there are none.
 
-    Steps that are planned ahead check no drafts, as a GPU's are by default.
+    Steps that are planned ahead check no drafts.
     """
     if not config.speculative_config or config.plans_ahead(True):
         return 1

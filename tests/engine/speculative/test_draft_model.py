@@ -68,6 +68,23 @@ def test_every_way_of_choosing_gives_the_same(
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
 
 
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_rounded_model_and_a_rounded_draft_say_the_same(
+    bits: str, model_folder: Folder, draft: Path
+) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(bits))
+    plain = run(make(folder, quantization=bits), asked)
+    config = {"model": str(draft), "num_speculative_tokens": 4, "quantization": bits}
+    llm = make(folder, quantization=bits, speculative_config=config)
+    drafted = run(llm, asked)
+    assert texts(drafted) == texts(plain)
+    assert [[each.logprobs for each in out.outputs] for out in drafted] == [
+        [each.logprobs for each in out.outputs] for out in plain
+    ]
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 20
+
+
 def test_a_sampled_text_is_drafted_with_the_same_random_numbers(model_folder: Folder) -> None:
     """A draft that is the model itself draws what the model draws, penalties and all."""
     folder = model_folder("llama")

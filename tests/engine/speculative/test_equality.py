@@ -197,6 +197,34 @@ def test_rounded_weights_give_the_same_with_drafts(bits: str, model_folder: Fold
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 100
 
 
+def test_the_prefix_cache_holds_what_was_said_and_no_draft_that_failed(
+    model_folder: Folder,
+) -> None:
+    """Whoever goes on from what was said finds it, with the bits of one who reads it anew."""
+    folder, asked = model_folder("llama"), prompts(random.Random(21))
+    kinds = [
+        kind for kind, params in MIXED.items() if params.n == 1 and params.best_of in (None, 1)
+    ]
+    params = [MIXED[kind] for kind in kinds]
+    plain = make(folder, enable_prefix_caching=False)
+    said = plain.generate(asked[: len(kinds)], params, use_tqdm=False)
+    Seer.said = {tuple(out.prompt_token_ids): [list(out.outputs[0].token_ids)] for out in said}
+    llm = make(folder, speculative_config={"method": "ngram"})
+    drafted = llm.generate(asked[: len(kinds)], params, use_tqdm=False)
+    assert texts(drafted) == texts(said)
+    stats = llm.core.stats
+    assert stats.spec_decode_num_accepted_tokens_total > 0
+    assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
+    longer = [[*out.prompt_token_ids, *out.outputs[0].token_ids, 9, 8, 7] for out in said]
+    then = SamplingParams(temperature=0, max_tokens=12, logprobs=2, ignore_eos=True)
+    was, now = (each.generate(longer, then, use_tqdm=False) for each in (plain, llm))
+    assert texts(now) == texts(was)
+    assert [out.outputs[0].logprobs for out in now] == [out.outputs[0].logprobs for out in was]
+    for out, again in zip(said, now, strict=True):
+        known = len(out.prompt_token_ids) + len(out.outputs[0].token_ids) - 1
+        assert again.num_cached_tokens >= known // 16 * 16 - 16
+
+
 def test_a_stop_string_inside_drafts_ends_the_text_where_it_stands(model_folder: Folder) -> None:
     folder, prompt = model_folder("llama"), [5, 6, 7]
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=60, ignore_eos=True)
@@ -276,6 +304,6 @@ def test_drafts_that_hold_take_fewer_steps_and_come_in_one_delta(model_folder: F
 
 
 def test_settings_that_drafts_cannot_be_checked_under_are_refused(model_folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="planned before their tokens are known") as caught:
+    with pytest.raises(ConfigError, match="leave it out, or turn it off") as caught:
         make(model_folder("llama"), speculative_config={"method": "ngram"}, async_scheduling=True)
     assert caught.value.param == "speculative_config"

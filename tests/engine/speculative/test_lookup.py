@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.speculative.lookup import TokenLookup, continued
+from engine.speculative.lookup import TextsLookup, TokenLookup, continued
 
 
-def slow(tokens: list[int], shortest: int, longest: int) -> tuple[int, int] | None:
+def slow(tokens: list[int], newest: list[int], shortest: int, longest: int) -> int | None:
     """By comparing every place."""
     for length in range(longest, shortest - 1, -1):
-        newest = tokens[-length:]
+        run = newest[-length:]
         for end in range(len(tokens) - 1, length - 1, -1):
-            if len(newest) == length and tokens[end - length : end] == newest:
-                return end, length
+            if len(run) == length and tokens[end - length : end] == run:
+                return end
     return None
 
 
@@ -32,7 +32,36 @@ def test_the_longest_run_is_found_where_it_stood_last(
     for cut in sorted(cuts):
         lookup.extend(tokens[:cut])
     lookup.extend(tokens)
-    assert lookup.find(tokens, tokens) == slow(tokens, shortest, shortest + more)
+    assert lookup.find(tokens) == slow(tokens, tokens, shortest, shortest + more)
+
+
+_TEXT = st.lists(st.integers(0, 3), max_size=12)
+
+
+@settings(deadline=None)
+@given(st.lists(_TEXT, max_size=6), st.integers(0, 6), _TEXT, st.integers(1, 3), st.integers(0, 3))
+def test_of_several_texts_the_newest_tells(
+    texts: list[list[int]], dropped: int, newest: list[int], shortest: int, more: int
+) -> None:
+    lookup, lengths = TextsLookup(shortest, shortest + more), (shortest, shortest + more)
+    for text in texts:
+        lookup.add(text)
+    for text in texts[:dropped]:  # the oldest
+        lookup.drop(text)
+    kept = texts[dropped:]
+    expected = next(
+        (
+            (text, at)
+            for length in range(lengths[1], lengths[0] - 1, -1)
+            for text in reversed(kept)
+            if (at := slow(text, newest, length, length)) is not None
+        ),
+        None,
+    )
+    assert lookup.find(newest) == expected
+    for text in kept:
+        lookup.drop(text)
+    assert not any(lookup._after.values())
 
 
 def test_a_copy_goes_on_where_its_source_ends() -> None:

@@ -9,6 +9,7 @@ from engine.contract.protocol import EngineRequest
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Request, Sequence
 from engine.speculative import proposers
+from engine.speculative.lookup import TextsLookup
 from engine.speculative.proposers import NgramProposer, SuffixProposer
 
 CONFIG = SpeculativeConfig(method="suffix", prompt_lookup_min=2, prompt_lookup_max=3)
@@ -72,6 +73,52 @@ def test_nobody_meets_anothers_outputs() -> None:
         assert proposer.propose(stranger, 3).tokens == [], namespace
 
 
+def test_a_right_guess_at_anothers_output_is_looked_up_as_a_wrong_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time tells whatever work tells: there are as many looks into tables, and as large ones."""
+    looks: list[tuple[int, int]] = []
+    find = TextsLookup.find
+
+    def counted(self: TextsLookup, newest: list[int]) -> object:
+        looks.append((len(newest), sum(map(len, self._after.values()))))
+        return find(self, newest)
+
+    monkeypatch.setattr(TextsLookup, "find", counted)
+    work = []
+    for secret in ([1, 2, 3, 4, 5], [91, 92, 93, 94, 95]):
+        proposer = SuffixProposer(CONFIG)
+        proposer.forget(sequence([50], [70, 71, 72, 73], namespace="own"))
+        proposer.forget(sequence([50], secret, namespace="victim"))
+        guessing, found = sequence([60], [1, 2], 1, "own"), []
+        for token in (3, 4, 70, 71):
+            found.append(proposer.propose(guessing, 2).tokens)
+            guessing.token_ids.append(token)
+        found.append(proposer.propose(guessing, 2).tokens)
+        work.append((found, looks.copy()))
+        looks.clear()
+    assert work[0] == work[1]
+    assert work[0][0][-1] == [72, 73]
+
+
+def test_outputs_that_were_dropped_before_anybody_looked_leave_nothing() -> None:
+    config = SpeculativeConfig(method="suffix", suffix_decoding_max_cached_requests=1)
+    proposer = SuffixProposer(config)
+    proposer.forget(sequence([50], [1, 2, 3, 4], namespace="a"))
+    proposer.forget(sequence([50], [5, 6, 7, 8], namespace="a"))
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 2).tokens == []
+    assert proposer.propose(sequence([60], [5, 6], 1, "a"), 2).tokens == [7, 8]
+
+
+def test_what_a_newer_output_says_too_outlives_the_older_one() -> None:
+    config = SpeculativeConfig(method="suffix", suffix_decoding_max_cached_requests=2)
+    proposer = SuffixProposer(config)
+    for output in ([1, 2, 3], [1, 2, 4], [8, 8, 9]):
+        proposer.forget(sequence([50], output, namespace="a"))
+        assert proposer.propose(sequence([60], [output[0]], 1, "a"), 1).tokens
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 1).tokens == [4]
+
+
 def test_a_namespace_is_no_other_with_a_digest_behind_it() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([50], [1, 2, 3], namespace="a", adapter=AdapterRef(digest="bc")))
@@ -109,7 +156,7 @@ def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPat
     assert known == [[], [90], [90]]
     proposer.forget(sequence([50], list(range(100, 120)), namespace="too long"))
     assert not proposer._outputs
-    assert not proposer._numbers
+    assert not proposer._said
     assert proposer._size == 0
 
 

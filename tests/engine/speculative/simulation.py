@@ -1,0 +1,197 @@
+"""An engine's time, simulated: what drafts bring where each step takes what a table says.
+
+Nothing is timed. A clock stands still but for what the tables add to it: steps by their width, a
+draft model's steps by their rows, a look for drafts in text by its rows. Texts say how often the
+next token is the one that was guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from engine.contract.speculative import SpeculativeConfig
+from engine.scheduler import Sequence, Status, StepPlan
+from engine.speculative.drafter import Drafter
+from engine.speculative.proposers import Guess, Proposer
+from engine.speculative.step_costs import StepCosts
+from tests.engine.speculative.test_proposers import sequence
+
+CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
+_RIGHT, _WRONG = 1, 2
+Cost = Callable[[int], float]
+#: The chance that a row's next token is the one guessed, by the number of the step and the row.
+Text = Callable[[int, Sequence], float]
+
+
+def line(*points: tuple[int, float]) -> Cost:
+    """Seconds by width as lines go between points, and on as between the last two."""
+    widths = [width for width, _ in points]
+
+    def cost(width: int) -> float:
+        at = min(max(bisect_left(widths, width), 1), len(points) - 1)
+        (low, less), (high, more) = points[at - 1], points[at]
+        return less + (more - less) * (width - low) / (high - low)
+
+    return cost
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds and tokens of a run, and what its tokens had taken without drafts."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    plain: float = 0.0
+
+    @property
+    def speed_up(self) -> float:
+        """Tokens a second through those without drafts."""
+        return self.plain / self.seconds
+
+
+class _Guessing(Proposer):
+    """Finds something for so many of all rows, in `seconds` a row."""
+
+    def __init__(self, owner: Simulation, finds: float, seconds: float) -> None:
+        self._owner, self._finds, self._seconds = owner, finds, seconds
+
+    def propose(self, sequence: Sequence, count: int) -> Guess:
+        """See the base."""
+        self._owner.now += self._seconds
+        if self._owner.rng.random() < self._finds:
+            return Guess([_RIGHT] * count, 3)
+        return Guess([], 0)
+
+    def forget(self, sequence: Sequence) -> None:
+        """See the base."""
+
+
+class _Model:
+    """Stands for a draft model, whose steps take what a table says."""
+
+    works, seconds, reading = True, 0.0, 0.0
+
+    def __init__(self, owner: Simulation, cost: Cost, look: float) -> None:
+        self._owner, self._cost, self._look = owner, cost, look
+        self.costs = StepCosts(unknown=0.0)
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whoever asks looks at the row."""
+        self._owner.now += self._look
+        return True
+
+    def longest(self, sequence: Sequence) -> int:
+        return 10**6
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """As many steps as the deepest draft, each of the rows that are still wanted."""
+        owner, deepest = self._owner, max((count for _, count in wanted), default=0)
+        for depth in range(deepest):
+            rows = sum(count > depth for _, count in wanted)
+            seconds = owner.noisy(self._cost(rows))
+            self.costs.note(rows, seconds)
+            owner.now += self._cost(rows)
+            self.seconds += seconds
+        return {sequence.seq_id: [_RIGHT] * count for sequence, count in wanted}
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is held."""
+
+
+class Simulation:
+    """Rows that decode, as many as `rows` says of a step; who ends is followed by another.
+
+    `text`: see `Text`. `draft`: what a draft model's step takes; None: drafts come from text, and
+    `finds` of all looks find some. `look`: what a look at a row takes. `lengths`: of outputs.
+    `noise`: by how much steps are off, and the machine's pace wanders. `tenants`: so many have rows
+    in turns.
+    """
+
+    def __init__(
+        self,
+        cost: Cost,
+        rows: int | Callable[[int], int],
+        text: Text,
+        *,
+        draft: Cost | None = None,
+        look: float = 0.0,
+        finds: float = 0.7,
+        lengths: tuple[int, int] = (10, 60),
+        noise: float = 0.0,
+        seed: int = 0,
+        tenants: int = 1,
+    ) -> None:
+        self.rng, self.now = random.Random(seed), 0.0
+        self._cost, self._text, self._noise, self._pace = cost, text, noise, 0.0
+        self._rows = rows if callable(rows) else lambda step: rows
+        self._lengths, self._tenants, self._ids, self._step = lengths, tenants, 0, 0
+        self._sequences: dict[int, Sequence] = {}
+        model = None if draft is None else _Model(self, draft, look)
+        self.drafter = Drafter(CONFIG, 100_000, model=model)  # type: ignore[arg-type]
+        self.drafter.clock = lambda: self.now
+        if model is None:
+            self.drafter._proposer = _Guessing(self, finds, look)  # type: ignore[assignment]
+        else:
+            for _ in range(6):
+                model.costs.note(1, self.noisy(model._cost(1)))
+        for width in 2 * (1, 2, 4, 8, 16, 32, 64):
+            for _ in range(3):
+                self._note(list(range(width)), [1] * width)
+
+    def noisy(self, seconds: float) -> float:
+        """So long as a clock would say."""
+        if not self._noise:
+            return seconds
+        slower = 2.5 if self.rng.random() < 0.02 else 1.0
+        return seconds * slower * math.exp(self._pace + self.rng.gauss(0.0, self._noise))
+
+    def _note(self, seq_ids: list[int], widths: list[int]) -> None:
+        self._pace += self.rng.gauss(0.0, self._noise / 2) - 0.02 * self._pace
+        drafts = {seq_id: [0] * (width - 1) for seq_id, width in zip(seq_ids, widths, strict=True)}
+        model = self.drafter.model
+        before = self.drafter._looked + (0.0 if model is None else model.seconds)
+        plan = StepPlan(1, seq_ids, widths, widths, drafts)
+        self.drafter.note_step(plan, before + self.noisy(self._cost(sum(widths))))
+
+    def _fill(self) -> None:
+        while len(self._sequences) < self._rows(self._step):
+            self._ids += 1
+            tenant = str(self._ids % self._tenants)
+            made = sequence([0] * 8, [0], self._ids, tenant=tenant)
+            made.max_output_tokens = 1 + self.rng.randint(*self._lengths)
+            self._sequences[self._ids] = made
+
+    def _emit(self, row: Sequence, num_drafts: int) -> int:
+        p = self._text(self._step, row)
+        draws = (self.rng.random() < p for _ in range(num_drafts))
+        held = sum(takewhile(bool, draws))
+        right = held == num_drafts and self.rng.random() < p
+        row.token_ids += [_RIGHT] * held + [_RIGHT if right else _WRONG]
+        if num_drafts:
+            self.drafter.note(row, num_drafts, held)
+        if row.num_output_tokens >= row.max_output_tokens:
+            self._sequences.pop(row.seq_id).status = Status.FINISHED
+        return held + 1
+
+    def run(self, steps: int) -> Spent:
+        """Go on for so many steps."""
+        spent, cost = Spent(), self._cost
+        for _ in range(steps):
+            self._step += 1
+            self._fill()
+            rows, started = list(self._sequences.values()), self.now
+            drafts = self.drafter.propose(rows, 10**6)
+            widths = [1 + len(drafts.get(row.seq_id, [])) for row in rows]
+            self.now += cost(sum(widths))
+            self._note([row.seq_id for row in rows], widths)
+            pairs = zip(rows, widths, strict=True)
+            tokens = sum(self._emit(row, width - 1) for row, width in pairs)
+            spent.tokens += tokens
+            spent.plain += tokens * cost(len(rows)) / len(rows)
+            spent.seconds += self.now - started
+        return spent

@@ -1,0 +1,97 @@
+"""What a tenant's drafts may cost it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.speculative import purses as module
+from engine.speculative.purses import Purses, Spending
+
+
+def filled(step: int = 1, **rows: int) -> Purses:
+    purses = Purses()
+    purses.fill(step, rows)
+    return purses
+
+
+def test_a_new_tenant_may_try_a_little_for_each_of_its_rows() -> None:
+    purses = filled(a=1, b=8)
+    assert 0.0 < purses.left_for_looks("a") < purses.left("a") < 1.0
+    assert purses.left("b") == pytest.approx(8 * purses.left("a"))
+
+
+def test_looks_cost_what_drafts_brought_and_little_else() -> None:
+    purses = filled(a=2)
+    purses.earn("a", 1.0)
+    before, drafts = purses.left_for_looks("a"), purses.left("a")
+    purses.pay_looks("a", 0.75)
+    assert purses.left_for_looks("a") == pytest.approx(before - 0.75)
+    assert purses.left("a") == pytest.approx(drafts - 0.75)
+    purses.pay_looks("a", 1.0)
+    assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # drafts keep their own credit
+    purses.fill(400, {"a": 2})
+    assert purses.left_for_looks("a") > 0.0
+
+
+def test_what_drafts_cost_comes_back_with_a_small_part_of_each_token() -> None:
+    purses = filled(a=2)
+    purses.pay("a", 1.0)
+    assert purses.left("a") < 0.0
+    purses.fill(300, {"a": 2})
+    back = purses.left("a")
+    purses.fill(301, {"a": 2})
+    assert 0.0 < purses.left("a") - back < 0.02 * 2
+    assert back > 0.0
+
+
+def test_what_drafts_brought_may_be_spent_but_is_not_hoarded() -> None:
+    purses = filled(a=1)
+    purses.earn("a", 1000.0)
+    purses.fill(2, {"a": 1})
+    assert 1.0 < purses.left("a") < 10.0
+
+
+def test_a_debt_of_many_rows_is_not_one_rows() -> None:
+    purses = filled(a=64)
+    purses.pay("a", 64.0)
+    purses.fill(2, {"a": 1})
+    assert purses.left("a") > -1.0
+
+
+def test_what_is_read_once_leaves_no_debt() -> None:
+    purses = filled(a=1)
+    purses.pay_what_is_there("a", 100.0)
+    assert purses.left("a") == pytest.approx(0.0)
+    purses.pay("a", 1.0)
+    owed = purses.left("a")
+    purses.pay_what_is_there("a", 100.0)
+    assert purses.left("a") == owed
+
+
+def test_tenants_pay_for_themselves_alone() -> None:
+    purses, untouched = filled(a=1, b=1), filled(a=1, b=1)
+    purses.pay("a", 5.0)
+    purses.fill(50, {"a": 1, "b": 1})
+    untouched.fill(50, {"a": 1, "b": 1})
+    assert purses.left("b") == untouched.left("b")
+    assert purses.left("a") < untouched.left("a")
+
+
+def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_TENANTS", 2)
+    purses = filled(a=1, b=1)
+    purses.earn("a", 2.0)
+    purses.fill(2, {"a": 1, "c": 1})
+    purses.earn("b", 2.0)  # it's nobody's
+    purses.fill(3, {"b": 1})
+    assert purses.left("b") == filled(b=1).left("b")
+
+
+def test_a_step_takes_what_a_tenant_can_bear_and_no_draft_behind_one_that_it_cannot() -> None:
+    purses = filled(a=1, b=1)
+    purses.earn("a", 1.0)
+    spending, price = Spending(purses), purses.left("a") / 3.5
+    assert [spending.takes("a", price) for _ in range(5)] == [True, True, True, False, False]
+    assert not spending.takes("a", 0.0)
+    assert not spending.takes("b", price)
+    assert Spending(purses).takes("b", 0.0)
