@@ -126,9 +126,13 @@ class Run(ABC):
         load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
         try:
             await self._harm(instance, client)
-        finally:
             self._stopping.set()
             await asyncio.gather(*load)
+        finally:  # who was told to stop, or failed, waits for no answer
+            self._stopping.set()
+            for task in load:
+                task.cancel()
+            await asyncio.gather(*load, return_exceptions=True)
         await self._compare(instance, set(before))
         return self._outcome
 
