@@ -65,6 +65,8 @@ class Load:
         return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
+#: Tenants' lines of those who were told to come again; more are looked through.
+_MOST_LINES = 1000
 #: Where no more wait, the rate of late says nothing of what comes: hardly anything was asked.
 _FEW = 16
 
@@ -87,6 +89,7 @@ class QueueBound:
     def __init__(self) -> None:
         self._counted_at = -math.inf
         self._in_house: Counter[tuple[str, str]] = Counter()
+        self._promised: dict[tuple[str, str, bool], float] = {}
 
     def check(
         self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[Flight]
@@ -117,8 +120,29 @@ class QueueBound:
         error: Overloaded | EngineOverloaded = kind(
             f"{load.waiting} requests wait for '{model}' already. Try again later."
         )
-        error.retry_after = load.seconds_until(most)
+        rate = load.per_second / len(tenants)
+        error.retry_after = self._turn((model, tenant, priority > 0), load, most, rate)
         raise error
+
+    def _turn(
+        self, whose: tuple[str, str, bool], load: Load, most: float, per_second: float
+    ) -> float:
+        """In how many seconds this one shall come again: one after the other of a tenant's, at its
+        part of the rate, and not all of them at once to be refused again. Nobody is told more than
+        it takes until all that wait now have run: then those who ask again and again don't put off
+        the others.
+        """
+        first = load.seconds_until(most)
+        if not per_second:
+            return first
+        now = time.monotonic()
+        wait = max(first, self._promised.get(whose, now) - now + 1 / per_second)
+        if wait > first + most / load.per_second:
+            wait = first
+        if len(self._promised) > _MOST_LINES:
+            self._promised = {name: at for name, at in self._promised.items() if at > now}
+        self._promised[whose] = now + wait
+        return min(_MOST_S, wait)
 
     def _count(self, flights: Iterable[Flight]) -> None:
         """Count again, but not for each of thousands that are refused in a second."""

@@ -10,10 +10,12 @@ import pytest
 from engine.contract import protocol
 from engine.contract.errors import EngineOverloaded
 from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from inference import errors
 from inference.engine_client import queue_bound
 from inference.engine_client.fleet import Fleet
 from inference.engine_client.queue_bound import LEAST_WAITING, Load, QueueBound
 from inference.errors import Overloaded, error_headers
+from inference.seldom import Seldom
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway
 
@@ -70,6 +72,64 @@ def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
             except Overloaded:
                 told.append(name)
         assert told == refused
+
+
+def waits(bound: QueueBound, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
+    """What so many refused ones of a tenant are told."""
+    told = []
+    for _ in range(count):
+        with pytest.raises(Overloaded) as caught:
+            bound.check("m", tenant, priority, Load(100, 500, 50.0), flights(a=600))
+        assert caught.value.retry_after is not None
+        told.append(caught.value.retry_after)
+    return told
+
+
+def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(queue_bound.time, "monotonic", lambda: now)
+    bound = QueueBound()
+    assert waits(bound, 4) == pytest.approx([2.0, 2.02, 2.04, 2.06])
+    # Who waits less urgently stands in a line of his own: his room is there later.
+    assert waits(bound, 2, priority=1) == pytest.approx([6.0, 6.02])
+    now += 1.0
+    assert waits(bound, 1) == pytest.approx([2.0])
+    # Who never waits can't put the others off: 400 that may wait, at 50 a second.
+    assert max(waits(bound, 1000)) <= 2.0 + 8.0
+    # All of what was told is over.
+    now += 60.0
+    assert waits(bound, 1) == pytest.approx([2.0])
+
+
+def test_one_tenants_refusals_put_no_other_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 1000.0)
+    bound, here = QueueBound(), flights(greedy=480, other=480)
+
+    def told(tenant: str) -> float:
+        with pytest.raises(EngineOverloaded) as caught:
+            bound.check("m", tenant, 0, Load(100, 500, 50.0), here)
+        return float(error_headers(caught.value)["retry-after-ms"])
+
+    # Each of two tenants gets half of what the replicas do.
+    assert [told("greedy") for _ in range(100)] == [2000 + 40 * place for place in range(100)]
+    assert told("other") == 2000
+
+
+def test_an_overload_writes_a_line_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(errors, "_refusals", Seldom(errors.logger, lambda: now))
+    for number in range(500):
+        errors.report(Overloaded("full"), f"r{number}")
+    now += 10
+    errors.report(Overloaded("full"), "later")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Request r0 was refused: full",
+        "Request later was refused: full (and 499 more like it before)",
+    ]
 
 
 def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
