@@ -36,7 +36,7 @@ from engine.contract.protocol import Heartbeat  # noqa: E402
 from tests.e2e.product import Product, running  # noqa: E402
 
 SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
-TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S = 1900, 0.7, 11.0, 60.0
+TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S, LOOK_S = 1900, 0.7, 11.0, 60.0, 0.02
 
 
 def beats(product: Product) -> list[Heartbeat]:
@@ -80,6 +80,16 @@ async def stream(product: Product, seed: int) -> list[float]:
     return times
 
 
+async def until_gone(pid: int) -> float:
+    """Seconds until there's no such process."""
+    began = time.perf_counter()
+    for _ in range(int(LIMIT_S / LOOK_S)):
+        if not lives(pid):
+            return time.perf_counter() - began
+        await asyncio.sleep(LOOK_S)
+    raise RuntimeError(f"process {pid} didn't go")
+
+
 async def harm(
     product: Product, rng: random.Random, args: argparse.Namespace, number: signal.Signals
 ) -> tuple[float, float]:
@@ -91,9 +101,7 @@ async def harm(
     busiest = max(beats(product), key=lambda beat: beat.stats.num_requests_running)
     at = time.perf_counter()
     os.kill(busiest.pid, number)
-    while lives(busiest.pid):
-        await asyncio.sleep(0.02)
-    gone = time.perf_counter() - at
+    gone = await until_gone(busiest.pid)
     found = await asyncio.wait_for(asyncio.gather(*streams), LIMIT_S)
     pauses = [
         after - before
