@@ -224,7 +224,11 @@ class Faults(Run):
             except faults.NotFound as problem:
                 self._problem(f"{planned.name}: {problem}")
             await until(instance.whole, HEALED_WITHIN_S, planned.name, instance.log)
-            await client.healthy()
+            try:
+                async with asyncio.timeout(HEALED_WITHIN_S):
+                    await client.healthy()
+            except TimeoutError:
+                self._problem(f"{planned.name}: not healthy {HEALED_WITHIN_S:.0f} s later")
             window.ended = time.monotonic()
             self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
             await self._ended(set(self._open), planned.name)
