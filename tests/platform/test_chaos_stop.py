@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from config.chaos import run
+from config.chaos import instance, run
 from config.chaos.answer import Answer
 from config.chaos.ending import end_all, processes_of, to_its_end
-from config.chaos.run import Faults, Request
+from config.chaos.run import Faults, Outcome, Request
 from tests.e2e.product import ROOT, clean_environment
 
 #: A process that no signal but SIGKILL ends, with one in a session of its own that stands still,
@@ -84,12 +85,45 @@ async def test_who_is_told_to_stop_waits_for_no_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr(Faults, "_undisturbed", undisturbed)
     monkeypatch.setattr(Faults, "_harm", harm)
     monkeypatch.setattr(run.ledger, "read", lambda database: {})
-    instance: Any = type("Instance", (), {"database": None})
+    harmed: Any = type("Instance", (), {"database": None})
     client: Any = Patient()
-    telling = asyncio.ensure_future(Faults(1, 1, print).run_on(instance, client))
+    telling = asyncio.ensure_future(Faults(1, 1, print).run_on(harmed, client))
     with pytest.raises(asyncio.CancelledError):
         await telling
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch, short_tmp: Path
+) -> None:
+    """What the run has found is told all the same."""
+    found = Outcome()
+
+    def stubborn(disk: Any, more: Any, relay: Any, ready: Path, log: Path) -> Any:
+        ready.write_text('{"url": "http://127.0.0.1:1", "api_key": "k", "model": "m"}')
+        log.touch()
+        environment = os.environ | {"QUIRE_DATA_DIR": str(disk.folder)}
+        return subprocess.Popen([sys.executable, "-c", STUBBORN], env=environment)
+
+    async def ran(self: Faults, of: Any, client: Any) -> Outcome:
+        assert processes_of(of.data_dir)
+        data_dirs.append(of.data_dir)
+        self._outcome = found
+        return found
+
+    data_dirs: list[Path] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
+    monkeypatch.setattr(instance, "_up", stubborn)
+    monkeypatch.setattr(instance, "_load_pooling_model", lambda of: None)
+    monkeypatch.setattr(instance.Instance, "whole", lambda of: True)
+    monkeypatch.setattr(instance.Instance, "served", lambda of: instance.ADAPTERS)
+    monkeypatch.setattr(instance, "STOP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(Faults, "run_on", ran)
+    assert await Faults(1, 1, print).run() is found
+    assert found.problems == ["the instance was there 0 s after SIGTERM"]
+    (data_dir,) = data_dirs
+    assert processes_of(data_dir) == []
+    assert not data_dir.parent.exists()
 
 
 async def test_what_a_thread_starts_is_there_before_its_stop_is_told() -> None:

@@ -51,6 +51,10 @@ class StartFailed(RuntimeError):
     """The instance doesn't serve: the message is the end of its log."""
 
 
+class NotEnded(RuntimeError):
+    """All went well until the instance was told to end."""
+
+
 @dataclass
 class Instance:
     """One that runs."""
@@ -150,7 +154,7 @@ async def running(
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. Raises: `StartFailed`. However the block ends, nothing of it stays.
+    can be set. Raises: `StartFailed`, `NotEnded`. However the block ends, nothing of it stays.
     """
     async with (
         _disk() as disk,
@@ -230,7 +234,10 @@ async def _started(
         await until(lambda: found.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log)
         yield found
         process.terminate()
-        await until(lambda: process.poll() is not None, STOP_TIMEOUT_S, "no end", log)
+        try:
+            await holds(lambda: process.poll() is not None, STOP_TIMEOUT_S)
+        except TimeoutError:
+            raise NotEnded(f"the instance was there {STOP_TIMEOUT_S:.0f} s after SIGTERM") from None
     finally:
         end_all(disk.folder)
         process.wait()

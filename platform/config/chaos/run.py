@@ -13,7 +13,7 @@ from pathlib import Path
 from config.chaos import faults, ledger
 from config.chaos.answer import Answer
 from config.chaos.client import Client, clients
-from config.chaos.instance import Instance, holds, running, until
+from config.chaos.instance import Instance, NotEnded, holds, running, until
 from config.chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from config.chaos.ledger import Difference
 
@@ -113,11 +113,15 @@ class Run(ABC):
     async def run(self) -> Outcome:
         """Start an instance, harm it, end it. Raises `StartFailed`."""
         self._note("Starting an instance ...")
-        async with (
-            running(self._log, **self._made) as instance,
-            clients(instance.url, instance.api_key) as client,
-        ):
-            return await self.run_on(instance, client)
+        try:
+            async with (
+                running(self._log, **self._made) as instance,
+                clients(instance.url, instance.api_key) as client,
+            ):
+                await self.run_on(instance, client)
+        except NotEnded as problem:
+            self._problem(str(problem))
+        return self._outcome
 
     async def run_on(self, instance: Instance, client: Client) -> Outcome:
         """Harm an instance that runs."""
