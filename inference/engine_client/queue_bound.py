@@ -22,6 +22,11 @@ from inference.errors import Overloaded
 LEAST_WAITING, WAITING_PER_RUNNING = 256, 4
 #: What may wait of requests that are less urgent than usual, or more, as a part of the others.
 LESS_URGENT, MORE_URGENT = 0.5, 2.0
+#: Of what becomes free, the part for those who were told to come again; others come anew.
+RETURNING = 0.5
+#: For how long a tenant's are told to come one after the other: until what may wait has run so many
+#: times.
+LINE = 4.0
 #: A tenant within its share is let in beyond the bound, up to so many times of it.
 WITHIN_SHARE = 2.0
 _COUNT_EVERY_S = 0.25
@@ -127,17 +132,18 @@ class QueueBound:
     def _turn(
         self, whose: tuple[str, str, bool], load: Load, most: float, per_second: float
     ) -> float:
-        """In how many seconds this one shall come again: one after the other of a tenant's, at its
-        part of the rate, and not all of them at once to be refused again. Nobody is told more than
-        it takes until all that wait now have run: then those who ask again and again don't put off
-        the others.
+        """In how many seconds this one shall come again: one after the other of a tenant's, at a
+        part of its rate, and not all of them at once to be refused again. The line ends where so
+        many have run as may wait, `LINE` times: those who ask again and again put nobody off for
+        longer.
         """
         first = load.seconds_until(most)
         if not per_second:
             return first
         now = time.monotonic()
-        wait = max(first, self._promised.get(whose, now) - now + 1 / per_second)
-        if wait > first + most / load.per_second:
+        step = 1 / (RETURNING * per_second)
+        wait = max(first, self._promised.get(whose, now) - now + step)
+        if wait > first + LINE * most / load.per_second:
             wait = first
         if len(self._promised) > _MOST_LINES:
             self._promised = {name: at for name, at in self._promised.items() if at > now}
