@@ -154,10 +154,13 @@ def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.M
     assert counted == 1
 
 
-def test_the_rate_is_what_heartbeats_say() -> None:
+def test_the_rate_is_what_heartbeats_say_while_others_wait() -> None:
     fleet = Fleet(None, "quire")  # type: ignore[arg-type]
     info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
-    for second in range(10):
+    ended = 0
+    for second in range(40):
+        busy = 10 <= second < 20 or second >= 30
+        ended += 31 if busy else 1
         beat = Heartbeat(
             replica_id="r",
             incarnation="i",
@@ -165,11 +168,14 @@ def test_the_rate_is_what_heartbeats_say() -> None:
             model=info,
             at=1000.0 + second,
             progress_at=1000.0 + second,
-            stats=EngineStats(requests_finished_total={"stop": 30 * second, "length": second}),
+            stats=EngineStats(
+                requests_finished_total={"stop": ended // 2, "length": ended - ended // 2},
+                num_requests_waiting=5 if busy else 0,
+            ),
         )
         fleet.update({"r": protocol.encode(beat)}, float(second))
-    (replica,) = fleet._replicas.values()
-    assert replica.per_second == pytest.approx(31.0)
+        (replica,) = fleet._replicas.values()
+        assert replica.per_second == pytest.approx(31.0 if second > 10 else 0.0)
 
 
 async def test_a_full_queue_is_told_before_a_prompt_is_rendered(
