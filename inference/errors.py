@@ -23,12 +23,15 @@ from rest_framework import exceptions as drf
 from engine.contract.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
 from engine.contract.protocol import ErrorInfo
 from engine.contract.redis_link import is_temporary
+from inference.seldom import Seldom
 from inference.validation import describe_validation_error
 from tenants.errors import AuthenticationFailed, NotFound, PermissionDenied, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
 _json = msgspec.json.Encoder()
+#: In an overload there are hundreds a second, and a line costs a sixth of a refusal.
+_refusals = Seldom(logger)
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -214,7 +217,9 @@ def encode_error(error: QuireError) -> bytes:
 
 def report(error: BaseException, request_id: str) -> None:
     """Log what a client can't be told: faults with their traceback, an engine's failure by name."""
-    if isinstance(error, EngineFault | EngineUnavailable | RemoteError | Overloaded):
+    if isinstance(error, Overloaded):
+        _refusals.warning("Request %s was refused: %s", request_id, error.message)
+    elif isinstance(error, EngineFault | EngineUnavailable | RemoteError):
         if error.status >= 500:
             logger.warning("Request %s failed: %s", request_id, error.message)
     elif not isinstance(error, QuireError) and as_quire_error(error).status >= 500:

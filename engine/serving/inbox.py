@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from typing import Any
 
@@ -11,10 +10,11 @@ import msgspec
 import redis
 
 from engine.contract import protocol
-from engine.contract.protocol import EngineRequest, InboxMessage
+from engine.contract.protocol import EngineRequest
 from engine.contract.redis_link import is_temporary
 from engine.contract.token_lists import untracked
 from engine.serving.fence import Fence
+from engine.serving.intake import Intake
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class InboxReader(threading.Thread):
 
     def __init__(self, client: redis.Redis, stream: str, consumer: str, fence: Fence) -> None:
         super().__init__(name="inbox", daemon=True)
-        self.messages: queue.SimpleQueue[tuple[bytes, InboxMessage]] = queue.SimpleQueue()
+        self.messages = Intake()
         self._redis = client
         self._stream = stream
         self._consumer = consumer

@@ -17,7 +17,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, get_resolver
 
 from engine.contract.errors import InvalidRequest
-from inference.errors import error_response
+from inference.errors import Overloaded, error_response
 from inference.generation.discarded import unbilled_unless_finished
 from inference.web.asked import Asked, asked, endpoint_of, note_refusal
 from inference.web.request_ids import new_id
@@ -29,12 +29,18 @@ URLCONF = "inference.urls"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an endpoint answered. `retry_after`: seconds, when it asks to be asked again."""
+    """What an endpoint answered.
+
+    Attributes:
+        retry_after: seconds, when it asks to be asked again.
+        no_room: it's well and has too much to do.
+    """
 
     status: int
     request_id: str
     body: dict[str, Any]
     retry_after: float | None = None
+    no_room: bool = False
 
     @property
     def error(self) -> str:
@@ -63,7 +69,7 @@ def check_endpoint(path: str) -> None:
 async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
     """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
     request_id = new_id("batch_req")
-    render = error_response
+    render, no_room = error_response, False
     asked.set(Asked(request_id, endpoint_of(path), caller))
     try:
         caller.require("inference")
@@ -75,13 +81,14 @@ async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outc
             response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
         note_refusal(error)
-        response = render(error, request_id)
+        response, no_room = render(error, request_id), isinstance(error, Overloaded)
     wait = response.headers.get("retry-after-ms")
     return Outcome(
         response.status_code,
         request_id,
         json.loads(response.content),
         float(wait) / 1000 if wait else None,
+        no_room,
     )
 
 

@@ -40,7 +40,8 @@ PROGRESS_EVERY_S = 1.0
 #: An answer of these is no result yet: the request is sent again, after what the answer asks for.
 AGAIN = frozenset({429, 503})
 MAX_PAUSE_S = 30.0
-#: How often a request is sent again for a fault that isn't the tenant's own limit.
+#: How often a request is sent again for a fault. A limit of the tenant's is none, and neither is
+#: a queue that is full: batches stand back for all others, be it for hours.
 MAX_FAULTS = 10
 #: Between two tries to write what the disk didn't take.
 STORAGE_PAUSE_S = 1.0
@@ -183,7 +184,7 @@ class BatchRun:
             outcome = await self._ask_once(body)
             if outcome.status not in AGAIN:
                 return outcome
-            faults += outcome.status != 429
+            faults += outcome.status != 429 and not outcome.no_room
             if faults >= MAX_FAULTS:
                 return outcome
             await asyncio.sleep(min(MAX_PAUSE_S, max(0.05, outcome.retry_after or 1.0)))

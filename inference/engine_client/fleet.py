@@ -35,7 +35,8 @@ class Replica:
         changed_at: when (monotonic) a heartbeat last differed from the one before. Clocks of two
             machines are never compared.
         submitted: requests that this gateway gave it since that heartbeat.
-        per_second: outputs that it ended in a second, lately; 0 while that isn't known.
+        per_second: outputs that it ended in a second when others waited last; 0 while that isn't
+            known.
     """
 
     heartbeat: Heartbeat
@@ -168,11 +169,15 @@ def _oldest() -> float:
 
 
 def _rate(known: Replica | None, beat: Heartbeat) -> float:
-    """Outputs that a replica ends in a second, as its heartbeats tell."""
+    """Outputs that a replica ends in a second while others wait, as its heartbeats tell.
+
+    How few ended while hardly anything was asked says nothing of what it can do.
+    """
     if known is None or known.heartbeat.incarnation != beat.incarnation:
         return 0.0
     seconds = beat.at - known.heartbeat.at
-    if seconds <= 0:
+    waited = known.heartbeat.stats.num_requests_waiting and beat.stats.num_requests_waiting
+    if seconds <= 0 or not waited:
         return known.per_second
     before = sum(known.heartbeat.stats.requests_finished_total.values())
     ended = (sum(beat.stats.requests_finished_total.values()) - before) / seconds

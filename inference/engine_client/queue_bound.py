@@ -22,6 +22,11 @@ from inference.errors import Overloaded
 LEAST_WAITING, WAITING_PER_RUNNING = 256, 4
 #: What may wait of requests that are less urgent than usual, or more, as a part of the others.
 LESS_URGENT, MORE_URGENT = 0.5, 2.0
+#: Of what becomes free, the part for those who were told to come again; others come anew.
+RETURNING = 0.5
+#: For how long a tenant's are told to come one after the other: until what may wait has run so many
+#: times.
+LINE = 4.0
 #: A tenant within its share is let in beyond the bound, up to so many times of it.
 WITHIN_SHARE = 2.0
 _COUNT_EVERY_S = 0.25
@@ -65,6 +70,8 @@ class Load:
         return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
+#: Tenants' lines of those who were told to come again; more are looked through.
+_MOST_LINES = 1000
 #: Where no more wait, the rate of late says nothing of what comes: hardly anything was asked.
 _FEW = 16
 
@@ -87,6 +94,7 @@ class QueueBound:
     def __init__(self) -> None:
         self._counted_at = -math.inf
         self._in_house: Counter[tuple[str, str]] = Counter()
+        self._promised: dict[tuple[str, str, bool], float] = {}
 
     def check(
         self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[Flight]
@@ -117,8 +125,30 @@ class QueueBound:
         error: Overloaded | EngineOverloaded = kind(
             f"{load.waiting} requests wait for '{model}' already. Try again later."
         )
-        error.retry_after = load.seconds_until(most)
+        rate = load.per_second / len(tenants)
+        error.retry_after = self._turn((model, tenant, priority > 0), load, most, rate)
         raise error
+
+    def _turn(
+        self, whose: tuple[str, str, bool], load: Load, most: float, per_second: float
+    ) -> float:
+        """In how many seconds this one shall come again: one after the other of a tenant's, at a
+        part of its rate, and not all of them at once to be refused again. The line ends where so
+        many have run as may wait, `LINE` times: those who ask again and again put nobody off for
+        longer.
+        """
+        first = load.seconds_until(most)
+        if not per_second:
+            return first
+        now = time.monotonic()
+        step = 1 / (RETURNING * per_second)
+        wait = max(first, self._promised.get(whose, now) - now + step)
+        if wait > first + LINE * most / load.per_second:
+            wait = first
+        if len(self._promised) > _MOST_LINES:
+            self._promised = {name: at for name, at in self._promised.items() if at > now}
+        self._promised[whose] = now + wait
+        return min(_MOST_S, wait)
 
     def _count(self, flights: Iterable[Flight]) -> None:
         """Count again, but not for each of thousands that are refused in a second."""

@@ -16,6 +16,11 @@ from inference.resuming.takeover import Taken, settle_later, take_over_stream
 from metering.access import GATEWAY, Admission
 
 
+def can_go_on_elsewhere(job: Job) -> bool:
+    """Whether it's written down what it comes to: a stream of so few outputs that it has ids."""
+    return job.stream and len(job.prompts) * job.sampling.num_sequences <= MAX_OUTPUTS
+
+
 class Continuity:
     """What this gateway writes down of a stream for others, and what it took over from another.
 
@@ -27,7 +32,7 @@ class Continuity:
     def __init__(self, job: Job, taken: Taken | None = None) -> None:
         """`taken`: the stream that this gateway goes on with; None: it began here."""
         self._job, self._taken = job, taken
-        self.kept = job.stream and len(job.prompts) * job.sampling.num_sequences <= MAX_OUTPUTS
+        self.kept = can_go_on_elsewhere(job)
         self.replaying = self._has_told = False
         self._left: deque[list[Piece]] = deque()
         if taken is not None:

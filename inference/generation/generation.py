@@ -14,7 +14,7 @@ from inference.engine_client import Piece, Submission, get_engine_client
 from inference.engine_client.flight import Flight
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
-from inference.generation.continuity import Continuity, take_over
+from inference.generation.continuity import Continuity, can_go_on_elsewhere, take_over
 from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
@@ -48,6 +48,8 @@ RECHECK_KEY_S = 0.5
 #: How long the ledger waits to hear from the engine what an aborted request had run.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
+#: Tokens of which a request's print is made in 5 microseconds.
+PRINTED_AT_ONCE = 512
 #: How long a request's record waits for what the engine says of an output that ended here first.
 RECORDS_TIMEOUT_S = 1.0
 
@@ -132,7 +134,7 @@ class Generation:
             StreamGone, InvalidRequest: there's no such stream to go on with.
         """
         position = asked_position() if job.stream else None
-        fingerprint = request_print(job) if job.stream else b""
+        fingerprint = await _print_of(job)
         if position is None and job.sampling.seed is None:
             # So that another replica goes on with the very tokens that the first would have made.
             job.sampling.seed = secrets.randbits(63)
@@ -422,6 +424,13 @@ class Generation:
                 cached for cached, tokens in zip(self._cached, got, strict=True) if any(tokens)
             ),
         )
+
+
+async def _print_of(job: Job) -> bytes:
+    """What another gateway knows the request by; b"" of one that none could go on with."""
+    if not can_go_on_elsewhere(job):
+        return b""
+    return await beside_loop(job.prompt_tokens // PRINTED_AT_ONCE, lambda: request_print(job))
 
 
 async def _outputs_of(job: Job) -> list[list[OutputState]]:

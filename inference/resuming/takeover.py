@@ -185,11 +185,17 @@ def part(piece: Piece, start: int, end: int, *, ended: bool) -> Piece:
 
 
 def request_print(job: Job) -> bytes:
-    """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none."""
+    """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none.
+
+    Goes through prompts one by one: a thread that does this keeps the event loop from nothing.
+    """
     digest = hashlib.sha256(f"{job.served.name}\0{job.endpoint}\0".encode())
     sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # `logit_bias` has ids as keys
     digest.update(msgspec.msgpack.encode(sampling, order="sorted"))
-    digest.update(msgspec.msgpack.encode(job.prompts))
+    count = len(job.prompts)
+    digest.update(msgspec.msgpack.encode([None] * count)[:-count])  # how a list of so many begins
+    for prompt in job.prompts:
+        digest.update(msgspec.msgpack.encode(prompt))
     if job.embeds:
         digest.update(msgspec.msgpack.encode(job.embeds))
     return digest.digest()

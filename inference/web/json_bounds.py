@@ -39,10 +39,21 @@ class Marks(NamedTuple):
 
 def check_values(body: bytes) -> None:
     """Raise `InvalidRequest` for a body of too many values, without parsing it."""
-    if not _marks(body).too_many:
+    if not _marks_anywhere(body).too_many:
         return  # with those in strings counted too
     if marks_outside_strings(body).too_many:
         raise _too_many(_largest_field(body))
+
+
+def _marks_anywhere(body: bytes) -> Marks:
+    """The same without a look at strings: more than there are, and cheap."""
+    found = Marks()
+    for start in range(0, len(body), _PIECE):
+        here = _marks(body[start : start + _PIECE])
+        found = Marks(*(a + b for a, b in zip(found, here, strict=True)))
+        if found.too_many:
+            break
+    return found
 
 
 def marks_outside_strings(body: bytes) -> Marks:

@@ -196,7 +196,12 @@ class NotFoundView(GatewayView):
 
 
 def json_response(body: bytes, status: int = 200) -> HttpResponse:
-    """Encoded JSON as a response, with its length: no middleware adds it later."""
+    """Encoded JSON as a response, with its length: no middleware adds it later.
+
+    A 503 asks its client to come again after a second, unless the caller says another time.
+    """
     response = HttpResponse(body, content_type="application/json", status=status)
     response["Content-Length"] = str(len(body))
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response["Retry-After"] = "1"
     return response

@@ -16,7 +16,7 @@ from inference.engine_client import close_engine_client
 from inference.generation import background
 from metering.keeper import start_keeper
 from metering.redis_clients import close_redis_link
-from metering.requests.writer import start_writer
+from metering.requests.writer import start_writer, stop_writer
 from storage.actions import owner_of
 from tenants.db_threads import in_db_thread
 
@@ -97,7 +97,9 @@ class WorkLoop:
             self._start(kind, public_id)
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """Cancel what runs (another worker goes on with it), settle, end. Blocks."""
+        """Cancel what runs (another worker goes on with it), settle, write what became of requests,
+        end. Blocks.
+        """
         if not self._thread.is_alive():
             return
         done = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
@@ -107,6 +109,7 @@ class WorkLoop:
             logger.warning("work was still running after %.0f s", timeout_s)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
+        stop_writer()
 
     async def _stop(self) -> None:
         self._stopping = True

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from celery import shared_task
+from celery.signals import worker_shutting_down
 from django.db import close_old_connections
 
 from adapters import work
@@ -40,10 +41,17 @@ def sweep() -> None:
         logger.info("removed %d adapters' files", removed)
 
 
+@worker_shutting_down.connect
+def _stop(**_: object) -> None:
+    """What runs is given back, and what waits its turn isn't begun."""
+    work.stopping.set()
+
+
 def _work(pk: int) -> None:
     close_old_connections()
     try:
-        work.work_on(pk)
+        if not work.stopping.is_set():
+            work.work_on(pk)
     except Exception:
         logger.exception("Working on the adapter version %d failed; it's tried again.", pk)
     finally:

@@ -7,6 +7,7 @@ died is taken up by another after `LEASE`.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,8 @@ FETCH_LEASE = timedelta(minutes=30)
 BEAT_S = 5.0
 #: A version that nobody took for so long has lost its message.
 FORGOTTEN = timedelta(seconds=20)
+#: Set when this process is told to end: a check takes longer than anybody waits for that.
+stopping = threading.Event()
 #: Requests that began with a version have ended by then.
 KEEP_S = 3600.0
 
@@ -49,6 +52,8 @@ def work_on(pk: int) -> None:
     try:
         report = _checked(version)
     except check.CheckLost:
+        if stopping.is_set():
+            _give_back(version)
         return
     well = check.passed(report) and isinstance(report.get("probe"), dict)
     if not well and report.get("ok"):
@@ -81,6 +86,12 @@ def _claimed(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | 
         return None
     found = AdapterVersion.objects.select_related("adapter__tenant", "adapter__served_model")
     return found.filter(pk=pk).first()
+
+
+def _give_back(version: AdapterVersion) -> None:
+    """Let the next sweep of any worker take it, unless it isn't ours any more."""
+    rows = AdapterVersion.objects.filter(pk=version.pk, state=version.state)
+    rows.update(state=VersionState.UPLOADED, worked_at=timezone.now() - FORGOTTEN)
 
 
 def _fetch(version: AdapterVersion) -> bool:
@@ -124,12 +135,14 @@ def _probing(version: AdapterVersion) -> None:
 
 
 class _Beat:
-    """Says that the version is in hand, every few seconds; False once it isn't."""
+    """Says that the version is in hand, every few seconds; False once it isn't, or shall not be."""
 
     def __init__(self, version: AdapterVersion) -> None:
         self._version, self._at = version, time.monotonic()
 
     def __call__(self) -> bool:
+        if stopping.is_set():
+            return False
         now = time.monotonic()
         if now - self._at < BEAT_S:
             return True

@@ -16,10 +16,11 @@ django_application = get_asgi_application()
 # Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.urls import get_resolver
 
 import config.celery  # noqa: F401
 from console.live.routing import websocket_urlpatterns as console_websockets
-from inference.asgi import http_application
+from inference.asgi import URLCONF, http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.metrics.websockets import counted
 from inference.routing import websocket_urlpatterns
@@ -30,11 +31,22 @@ from metering.requests.writer import start_writer, stop_writer
 Message = MutableMapping[str, Any]
 
 
+def load_views() -> None:
+    """Import what answers requests, and pages, before there are any.
+
+    Django does it at the first one, half a second in which the streams that come back to a process
+    that was just started anew would stand still.
+    """
+    for urlconf in (URLCONF, None):
+        get_resolver(urlconf).url_patterns  # noqa: B018 - looking is loading
+
+
 async def lifespan(
     scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]
 ) -> None:
     """Every gateway process helps to move usage from its spool into the ledger, and says that it's
     alive: of those that aren't the others settle what they left."""
+    load_views()
     start_drainer()
     start_keeper()
     start_writer()

@@ -1,4 +1,4 @@
-"""Ending a server without taking its interpreter apart.
+"""Ending a server without taking its interpreter apart, and within a time that is known.
 
 Python clears away every module and collects what is left, a hundred thousand objects and more: some
 seconds on a busy machine in which whoever has sent SIGTERM waits for nothing.
@@ -11,7 +11,15 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+#: What of a thread's stack is logged: the innermost calls.
+_CALLS = 6
 
 
 def serving(work: Callable[[], object]) -> None:
@@ -38,3 +46,29 @@ def serving(work: Callable[[], object]) -> None:
     except SystemExit as done:
         status = done.code if isinstance(done.code, int) else int(done.code is not None)
         raise
+
+
+def end_within(seconds: float, clock: Callable[[float], None] = time.sleep) -> None:
+    """End this process in so many seconds at the latest, whatever its threads wait for: a lock of
+    the database, somebody who doesn't answer. The log says what that was.
+    """
+
+    def watch() -> None:
+        clock(seconds)
+        logger.warning("not ended after %g s; it waits for this:\n%s", seconds, _busy())
+        logging.shutdown()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="quire-end", daemon=True).start()
+
+
+def _busy() -> str:
+    """Where each thread is."""
+    frames, own = sys._current_frames(), threading.get_ident()
+    told = []
+    for thread in threading.enumerate():
+        if thread.ident is not None and thread.ident != own and thread.ident in frames:
+            calls = traceback.extract_stack(frames[thread.ident])[-_CALLS:]
+            lines = [f"  {call.filename}:{call.lineno} {call.name}" for call in calls]
+            told.append("\n".join([thread.name, *lines]))
+    return "\n".join(told)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
+from allauth.core.internal import ratelimit
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.internal.auth import TOTP, format_hotp_value, generate_totp_secret, hotp_value
 from django.core import mail
@@ -391,7 +392,15 @@ def test_without_redis_the_login_says_so(rows: None, settings: Any) -> None:
         }
     }
     answer = Client().post("/login/", {"login": "ada", "password": PASSWORD})
-    assert answer.status_code == 503
+    assert (answer.status_code, answer["Retry-After"]) == (503, "1")
+
+
+def test_after_too_many_attempts_a_page_says_when_to_come_again(
+    rows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ratelimit, "consume", lambda *args, **kwargs: False)
+    answer = Client().post("/login/", {"login": "ada", "password": "wrong"})
+    assert (answer.status_code, answer["Retry-After"]) == (429, "60")
 
 
 def test_the_cache_in_redis_holds_json(live_redis: str, key_prefix: str, settings: Any) -> None:

@@ -58,7 +58,7 @@ async def test_fault_56_health_names_a_full_disk_and_stays_green_while_all_is_se
 
 async def test_health_is_red_without_a_replica_and_says_why(insider: AsgiClient) -> None:
     reply = await insider.get("/health")
-    assert reply.status == 503
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
     assert reply.json()["reasons"] == ["fake: no replica sends heartbeats."]
 
 

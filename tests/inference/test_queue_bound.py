@@ -10,10 +10,12 @@ import pytest
 from engine.contract import protocol
 from engine.contract.errors import EngineOverloaded
 from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from inference import errors
 from inference.engine_client import queue_bound
 from inference.engine_client.fleet import Fleet
-from inference.engine_client.queue_bound import LEAST_WAITING, Load, QueueBound
+from inference.engine_client.queue_bound import LEAST_WAITING, LINE, Load, QueueBound
 from inference.errors import Overloaded, error_headers
+from inference.seldom import Seldom
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway
 
@@ -72,6 +74,67 @@ def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
         assert told == refused
 
 
+def waits(bound: QueueBound, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
+    """What so many refused ones of a tenant are told."""
+    told = []
+    for _ in range(count):
+        with pytest.raises(Overloaded) as caught:
+            bound.check("m", tenant, priority, Load(100, 500, 50.0), flights(a=600))
+        assert caught.value.retry_after is not None
+        told.append(caught.value.retry_after)
+    return told
+
+
+def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(queue_bound.time, "monotonic", lambda: now)
+    bound = QueueBound()
+    assert waits(bound, 4) == pytest.approx([2.0, 2.04, 2.08, 2.12])
+    # Who waits less urgently stands in a line of his own: his room is there later.
+    assert waits(bound, 2, priority=1) == pytest.approx([6.0, 6.04])
+    now += 1.0
+    assert waits(bound, 1) == pytest.approx([2.0])
+    # Who never waits puts the others off for so long: 400 that may wait, at 50 a second.
+    told = waits(bound, 4000)
+    assert 2.0 + LINE * 7.9 < max(told) <= 2.0 + LINE * 8.0
+    assert min(told[2000:]) == 2.0
+    # All of what was told is over.
+    now += 60.0
+    assert waits(bound, 1) == pytest.approx([2.0])
+
+
+def test_one_tenants_refusals_put_no_other_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 1000.0)
+    bound, here = QueueBound(), flights(greedy=480, other=480)
+
+    def told(tenant: str) -> float:
+        with pytest.raises(EngineOverloaded) as caught:
+            bound.check("m", tenant, 0, Load(100, 500, 50.0), here)
+        return float(error_headers(caught.value)["retry-after-ms"])
+
+    # Each of two tenants gets half of what the replicas do, and half of that goes to who returns.
+    line = [told("greedy") for _ in range(100)]
+    assert line == pytest.approx([2000 + 80 * place for place in range(100)], abs=1)
+    assert told("other") == 2000
+
+
+def test_an_overload_writes_a_line_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(errors, "_refusals", Seldom(errors.logger, lambda: now))
+    for number in range(500):
+        errors.report(Overloaded("full"), f"r{number}")
+    now += 10
+    errors.report(Overloaded("full"), "later")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Request r0 was refused: full",
+        "Request later was refused: full (and 499 more like it before)",
+    ]
+
+
 def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
 
@@ -91,10 +154,13 @@ def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.M
     assert counted == 1
 
 
-def test_the_rate_is_what_heartbeats_say() -> None:
+def test_the_rate_is_what_heartbeats_say_while_others_wait() -> None:
     fleet = Fleet(None, "quire")  # type: ignore[arg-type]
     info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
-    for second in range(10):
+    ended = 0
+    for second in range(40):
+        busy = 10 <= second < 20 or second >= 30
+        ended += 31 if busy else 1
         beat = Heartbeat(
             replica_id="r",
             incarnation="i",
@@ -102,11 +168,14 @@ def test_the_rate_is_what_heartbeats_say() -> None:
             model=info,
             at=1000.0 + second,
             progress_at=1000.0 + second,
-            stats=EngineStats(requests_finished_total={"stop": 30 * second, "length": second}),
+            stats=EngineStats(
+                requests_finished_total={"stop": ended // 2, "length": ended - ended // 2},
+                num_requests_waiting=5 if busy else 0,
+            ),
         )
         fleet.update({"r": protocol.encode(beat)}, float(second))
-    (replica,) = fleet._replicas.values()
-    assert replica.per_second == pytest.approx(31.0)
+        (replica,) = fleet._replicas.values()
+        assert replica.per_second == pytest.approx(31.0 if second > 10 else 0.0)
 
 
 async def test_a_full_queue_is_told_before_a_prompt_is_rendered(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.contract.numerics import Numerics
+from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.resuming.position import Position
+from inference.resuming.takeover import request_print
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
@@ -299,3 +304,20 @@ def test_ids_say_where_a_client_is() -> None:
     assert (position.counts, position.ended) == ([4, 17, 0], [False, True, False])
     assert (position.events, position.output, position.start, position.part) == (9, 1, 12, 2)
     assert Position.of(f"{stream}:2:b2").phase == "b"
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 64])
+def test_a_requests_print_is_that_of_all_its_prompts(count: int) -> None:
+    """Though it goes through them one by one: a gateway of an earlier version makes the same."""
+    prompts = [[number, 70_000, 3] for number in range(count)]
+    sampling = SamplingParams(logit_bias={5: 1.0})
+    job: Any = SimpleNamespace(
+        served=SimpleNamespace(name="m"),
+        endpoint="e",
+        sampling=sampling,
+        prompts=prompts,
+        embeds=[],
+    )
+    told = msgspec.msgpack.encode(msgspec.to_builtins(sampling, str_keys=True), order="sorted")
+    whole = hashlib.sha256(b"m\0e\0" + told + msgspec.msgpack.encode(prompts))
+    assert request_print(job) == whole.digest()

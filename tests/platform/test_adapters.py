@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.signals import worker_shutting_down
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from adapters import access, actions, store, work
+from adapters import access, actions, store, tasks, work
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.models import Adapter, AdapterVersion, VersionState
 from catalog.actions import delete_model
@@ -201,6 +203,33 @@ def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
     assert work.waiting(later) == [version.pk]
     work.work_on(version.pk)
     assert stuck.get().state == VersionState.READY
+
+
+@pytest.mark.parametrize(
+    ("says", "step"), [("hang", "_checked"), ("hang in the probe", "_probing")]
+)
+def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, says: str, step: str
+) -> None:
+    """Neither what it checks nor what waits behind that keeps it."""
+    version = added(world.owner, world.acme, served(), says=says)
+    behind = added(world.owner, world.acme, ServedModel.objects.get(), name="behind")
+    monkeypatch.setattr(work, "stopping", threading.Event())
+    monkeypatch.setattr(tasks, "close_old_connections", lambda: None)  # the test's
+    go = getattr(work, step)
+
+    def told(*args: Any) -> Any:
+        worker_shutting_down.send(sender="a worker")
+        return go(*args)
+
+    monkeypatch.setattr(work, step, told)
+    tasks._work(version.pk)
+    tasks._work(behind.pk)
+    rows = {row.pk: row for row in AdapterVersion.objects.all()}
+    assert {row.state for row in rows.values()} == {VersionState.UPLOADED}
+    assert work.waiting() == [version.pk]  # the next sweep's
+    later = timezone.now() + work.FORGOTTEN
+    assert set(work.waiting(later)) == {version.pk, behind.pk}
 
 
 def test_a_version_deleted_while_it_is_checked_stays_deleted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from config.chaos import faults
+from config.chaos import client, faults
 from config.chaos.answer import Answer, Choice
 from config.chaos.client import Lost, Reader
 from config.chaos.clock import Clock
@@ -67,6 +68,28 @@ def test_an_event_that_comes_twice_is_doubled_and_an_error_is_a_loss() -> None:
     assert read(event, event).doubled == 1
     with pytest.raises(Lost, match="engine_fault"):
         read('event: error\ndata: {"error": {"code": "engine_fault"}}\n')
+
+
+async def test_a_stream_that_brings_nothing_but_heartbeats_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_S", 0.3)
+
+    async def beat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b": heartbeat\n\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(beat, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with client.clients(f"http://127.0.0.1:{port}", "key") as asking:
+        found = await asking.ask(asked_of("plain", 0, "m", 5))
+    server.close()
+    assert found.lost == "nothing for 0 s"
 
 
 def answer(name: str, tokens: int, **fields: object) -> Answer:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from config.management.commands import worker
+from config.up.stack import WORKER_GRACE_S
 from tests.console.live import ROOT
 
 PROCESS = """
@@ -50,3 +52,46 @@ def test_threads_and_handlers_end_and_nothing_is_cleared_away(ends: str, status:
     )
     assert (done.returncode, done.stdout.split()) == (status, ["worked", "thread", "handler"])
     assert ("ValueError" in done.stderr) == ("ValueError" in ends)
+
+
+STUCK = """
+import sys, threading, time
+sys.path.insert(0, {platform!r})
+from config.quick_exit import end_within, serving
+
+def waits_for_a_lock():
+    threading.Event().wait()
+
+def work():
+    threading.Thread(target=waits_for_a_lock, name="database").start()
+    end_within(0.3)
+
+serving(work)
+"""
+
+
+def test_what_a_thread_waits_for_keeps_no_process_for_ever_and_is_told() -> None:
+    script = STUCK.format(platform=str(ROOT / "platform"))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "not ended after 0.3 s" in done.stderr
+    assert "database\n" in done.stderr
+    assert "waits_for_a_lock" in done.stderr
+
+
+def test_a_worker_that_is_told_to_end_does_so_before_who_told_it_loses_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(worker, "end_within", told.append)
+    monkeypatch.setattr(
+        worker.app, "worker_main", lambda _: worker.worker_shutting_down.send(sender="test")
+    )
+    try:
+        worker.Command()._work(beats=False)
+    finally:
+        worker.worker_shutting_down.disconnect(worker._end)
+    assert told == [worker.ENDS_WITHIN_S]
+    assert worker.ENDS_WITHIN_S < WORKER_GRACE_S

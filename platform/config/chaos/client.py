@@ -24,7 +24,7 @@ DIGEST = "x-quire-adapter"
 LATER = frozenset({409, 429, 503})
 #: After a broken connection, and between two looks at what is made in the background.
 AGAIN_S, LOOK_S = 0.1, 0.25
-#: An answer that isn't there after so long is lost, and a stream that is silent for so long.
+#: An answer that isn't there after so long is lost, and a stream without any event for so long.
 PATIENCE_S = 180.0
 FINAL = frozenset({"completed", "failed", "incomplete", "cancelled", "expired"})
 
@@ -89,8 +89,8 @@ class Client:
                     if response.status_code == 200:
                         reader.connected(response.headers.get(DIGEST, ""))
                         async for line in response.aiter_lines():
-                            reader.line(line)
-                            patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
+                            if reader.line(line):
+                                patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
                     else:
                         await response.aread()
                         await _later(response, answer)
@@ -215,8 +215,8 @@ class Reader:
         self._id = self._data = ""
         self._answer.digests |= {digest} - {""}
 
-    def line(self, line: str) -> None:
-        """One line; an event counts when its blank line is there."""
+    def line(self, line: str) -> bool:
+        """One line; whether an event has come with it: that counts when its blank line is there."""
         name, _, value = line.partition(": ")
         if name == "id":
             self._id = value
@@ -225,6 +225,8 @@ class Reader:
         elif not line and self._data:
             self._event()
             self._id = self._data = ""
+            return True
+        return False
 
     def _event(self) -> None:
         if self._id:

@@ -17,7 +17,7 @@ from catalog.processes import ManagedProcess, spawn
 
 #: Where Debian's packages have the programs, by version.
 PROGRAMS = "/usr/lib/postgresql"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 20.0
 Rows = list[tuple[Any, ...]]
 
 

@@ -50,7 +50,8 @@ class Disk:
         """Unmount; what was on it is gone."""
         if self.can_be_filled:
             umount = shutil.which("umount") or "umount"
-            subprocess.run([umount, "--lazy", self.folder], check=True)
+            # Ctrl-C in a terminal reaches this process alone.
+            subprocess.run([umount, "--lazy", self.folder], check=True, start_new_session=True)
 
 
 def _mount(folder: Path) -> str:

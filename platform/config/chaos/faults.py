@@ -9,6 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+from config.chaos.ending import to_its_end
 from config.chaos.failover import fail_over_and_back
 from config.chaos.instance import Instance, command_line, holds
 from config.chaos.kinds import ADAPTER, OTHER_ADAPTER
@@ -161,16 +162,16 @@ async def cut_connections(instance: Instance, rng: random.Random) -> None:
 
 async def fill_disk(instance: Instance, rng: random.Random) -> None:
     """No byte is left for the database, Redis, files."""
-    await asyncio.to_thread(instance.disk.fill)
+    await to_its_end(instance.disk.fill)
     await asyncio.sleep(FULL_S)
     await asyncio.to_thread(instance.disk.empty)
 
 
 async def stop_database_for_a_while(instance: Instance, rng: random.Random) -> None:
     """PostgreSQL is gone, and comes back with what it had committed."""
-    await asyncio.to_thread(instance.database.stop)
+    await to_its_end(instance.database.stop)
     await asyncio.sleep(AWAY_S)
-    await asyncio.to_thread(instance.database.start)
+    await to_its_end(instance.database.start)
 
 
 async def set_clock_back(instance: Instance, rng: random.Random) -> None:

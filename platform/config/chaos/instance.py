@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from config.chaos import behind_relay
 from config.chaos.clock import Clock
 from config.chaos.database import Database, File, NoDatabase, PostgreSQL
 from config.chaos.disk import Disk
+from config.chaos.ending import MARK, end_all, to_its_end
 from config.chaos.kinds import ADAPTER, OTHER_ADAPTER, POOLING_MODEL
 from config.chaos.relay import Relay
 from config.redis_urls import socket_path, socket_url
@@ -48,6 +49,10 @@ _DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 
 class StartFailed(RuntimeError):
     """The instance doesn't serve: the message is the end of its log."""
+
+
+class NotEnded(RuntimeError):
+    """All went well until the instance was told to end."""
 
 
 @dataclass
@@ -120,7 +125,7 @@ def environment(data_dir: Path, **more: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _DROPPED and not name.startswith("QUIRE_")
     }
-    return kept | {"QUIRE_DATA_DIR": str(data_dir)} | more
+    return kept | {MARK: str(data_dir), "TMPDIR": str(data_dir.parent)} | more
 
 
 def children(pid: int) -> list[int]:
@@ -149,32 +154,48 @@ async def running(
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. Raises: `StartFailed`.
+    can be set. Raises: `StartFailed`, `NotEnded`. However the block ends, nothing of it stays.
     """
+    async with (
+        _disk() as disk,
+        _database(disk, postgresql=postgresql) as database,
+        _relay(disk.folder.parent, disk) as relay,
+    ):
+        wall = Clock(disk.folder.parent, wanted=clock)
+        async with _started(disk, wall, database, relay, log) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _disk() -> AsyncIterator[Disk]:
+    """In a temporary folder, which is the instance's for all else too."""
     folder = Path(tempfile.mkdtemp(prefix="quire-chaos-"))
-    disk, wall = Disk(folder / "data"), Clock(folder, wanted=clock)
     try:
-        with _database(disk, postgresql=postgresql) as database:
-            async with (
-                _relay(folder, disk) as relay,
-                _started(folder, disk, wall, database, relay, log or folder / "up.log") as found,
-            ):
-                yield found
+        if not socket_path(folder / "data").is_relative_to(folder):
+            raise StartFailed(f"{folder} is too long for sockets: set TMPDIR to a shorter one.")
+        disk = Disk(folder / "data")
+        try:
+            yield disk
+        finally:
+            disk.close()
     finally:
-        disk.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _database(disk: Disk, *, postgresql: bool) -> Iterator[Database]:
+@asynccontextmanager
+async def _database(disk: Disk, *, postgresql: bool) -> AsyncIterator[Database]:
+    made: list[Database] = []
     try:
-        database = PostgreSQL() if postgresql else File(disk.folder)
+        if postgresql:
+            await to_its_end(lambda: made.append(PostgreSQL()))
+        else:
+            made.append(File(disk.folder))
+        yield made[0]
     except NoDatabase as error:
         raise StartFailed(str(error)) from error
-    try:
-        yield database
     finally:
-        database.close()
+        for database in made:
+            database.close()
 
 
 @asynccontextmanager
@@ -189,9 +210,11 @@ async def _relay(folder: Path, disk: Disk) -> AsyncIterator[Relay]:
 
 @asynccontextmanager
 async def _started(
-    folder: Path, disk: Disk, clock: Clock, database: Database, relay: Relay, log: Path
+    disk: Disk, clock: Clock, database: Database, relay: Relay, log: Path | None
 ) -> AsyncIterator[Instance]:
-    ready = folder / "ready.json"
+    """Let it end by itself when all went well; else its processes are killed."""
+    log = log or disk.folder.parent / "up.log"
+    ready = disk.folder.parent / "ready.json"
     process = _up(disk, clock.environment | database.environment, relay, ready, log)
     try:
         told = await _await_ready(process, ready, log)
@@ -210,13 +233,14 @@ async def _started(
         await until(found.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
         await until(lambda: found.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log)
         yield found
-    finally:
         process.terminate()
         try:
-            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            await holds(lambda: process.poll() is not None, STOP_TIMEOUT_S)
+        except TimeoutError:
+            raise NotEnded(f"the instance was there {STOP_TIMEOUT_S:.0f} s after SIGTERM") from None
+    finally:
+        end_all(disk.folder)
+        process.wait()
 
 
 def _told(ready: Path, log: Path) -> dict[str, Any]:

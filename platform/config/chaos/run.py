@@ -13,7 +13,7 @@ from pathlib import Path
 from config.chaos import faults, ledger
 from config.chaos.answer import Answer
 from config.chaos.client import Client, clients
-from config.chaos.instance import Instance, holds, running, until
+from config.chaos.instance import Instance, NotEnded, holds, running, until
 from config.chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from config.chaos.ledger import Difference
 
@@ -113,11 +113,15 @@ class Run(ABC):
     async def run(self) -> Outcome:
         """Start an instance, harm it, end it. Raises `StartFailed`."""
         self._note("Starting an instance ...")
-        async with (
-            running(self._log, **self._made) as instance,
-            clients(instance.url, instance.api_key) as client,
-        ):
-            return await self.run_on(instance, client)
+        try:
+            async with (
+                running(self._log, **self._made) as instance,
+                clients(instance.url, instance.api_key) as client,
+            ):
+                await self.run_on(instance, client)
+        except NotEnded as problem:
+            self._problem(str(problem))
+        return self._outcome
 
     async def run_on(self, instance: Instance, client: Client) -> Outcome:
         """Harm an instance that runs."""
@@ -126,9 +130,13 @@ class Run(ABC):
         load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
         try:
             await self._harm(instance, client)
-        finally:
             self._stopping.set()
             await asyncio.gather(*load)
+        finally:  # who was told to stop, or failed, waits for no answer
+            self._stopping.set()
+            for task in load:
+                task.cancel()
+            await asyncio.gather(*load, return_exceptions=True)
         await self._compare(instance, set(before))
         return self._outcome
 
@@ -220,7 +228,11 @@ class Faults(Run):
             except faults.NotFound as problem:
                 self._problem(f"{planned.name}: {problem}")
             await until(instance.whole, HEALED_WITHIN_S, planned.name, instance.log)
-            await client.healthy()
+            try:
+                async with asyncio.timeout(HEALED_WITHIN_S):
+                    await client.healthy()
+            except TimeoutError:
+                self._problem(f"{planned.name}: not healthy {HEALED_WITHIN_S:.0f} s later")
             window.ended = time.monotonic()
             self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
             await self._ended(set(self._open), planned.name)

@@ -1,4 +1,4 @@
-"""Second factors that a role asks for, and log-in while Redis is away."""
+"""Second factors that a role asks for; log-in while Redis is away, or after too many attempts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tenants.second_factor import lacks_second_factor
 
 #: What somebody reaches who has yet to set one up: their account, and the way out.
 OPEN = ("/account/", "/login/", "/logout/", "/static/", "/invitation/")
+#: Seconds after which it may be asked again, by status, where the answer doesn't say.
+AGAIN_S = {429: 60, 503: 1}
 
 
 class IdentityMiddleware:
@@ -37,6 +39,8 @@ class IdentityMiddleware:
                 return error_response(PermissionDenied(text, code="second_factor_required"))
             return redirect(f"{reverse('mfa_index')}?required=yes")
         response = self.get_response(request)
+        if (wait := AGAIN_S.get(response.status_code)) is not None:
+            response.setdefault("Retry-After", str(wait))
         if request.path.startswith("/account/"):
             add_never_cache_headers(response)
         return response

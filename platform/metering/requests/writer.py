@@ -89,14 +89,23 @@ class Writer(threading.Thread):
         self.join(10.0)
 
     def run(self) -> None:
-        stopping = False
+        stopping = late = False
         while not stopping:
             stopping = self._stopping.wait(EVERY_S)
             try:
-                write_waiting(at_once=stopping)
+                written = write_waiting(at_once=stopping)
             except (DatabaseError, InterfaceError) as error:
-                logger.warning("records of %d requests wait: %s", len(_waiting), error)
+                if stopping:
+                    logger.warning("records of %d requests are lost: %s", len(_waiting), error)
+                elif not late:
+                    text = "records of %d requests wait and are tried again every second: %s"
+                    logger.warning(text, len(_waiting), error)
+                late = True
                 close_old_connections()
+                continue
+            if late:
+                logger.warning("records of %d requests that waited are written", written)
+            late = False
         close_old_connections()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from inference.batches import lines
+from inference.batches import lines, runner
+from inference.engine_client.queue_bound import Load
 from storage.blobs import files_dir
 from storage.models import Batch, StoredFile
 from tenants import actions, authentication
@@ -289,6 +291,20 @@ async def test_requests_over_the_limit_wait_for_their_minute(batches: Batches) -
             )
         done = await batches.run(await batches.create([request_line(n) for n in range(5)]))
     assert done["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+
+
+async def test_a_queue_that_is_full_for_long_is_waited_for(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is refused first; its day is hardly over when others have had a busy minute."""
+    looks = itertools.count()
+    loads = {True: Load(running=1, waiting=5000, per_second=9.0), False: Load()}
+    monkeypatch.setattr(Load, "of", lambda replicas: loads[next(looks) < 10 * runner.MAX_FAULTS])
+    monkeypatch.setattr(runner, "MAX_PAUSE_S", 0.01)
+    async with batches.gateway.serving(batches.gateway.fake()):
+        done = await batches.run(await batches.create([request_line(1)]))
+    assert next(looks) > 10 * runner.MAX_FAULTS
+    assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_the_input_file_may_be_gone(batches: Batches) -> None:

@@ -4,7 +4,9 @@ python -m tests.inference.bench.neighbour [--at-once 250] [--seconds 60] [--per-
 
 A keeps `at-once` requests open: long prompts, long answers or both. B sends a short request so many
 times a second. Shown is B's time to first token alone and beside each flood, the replica's steps
-meanwhile, and what B may take: its own time (p99 alone) and two steps (p99 beside).
+meanwhile, and what B may take: its own time (p99 alone) and two steps (p99 beside). Then where B's
+time went, by the records of its requests: into the gateway, through it to a replica, in the
+replica's queue, in steps until the first token, and on Redis's ways there and back.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import asyncio
 import contextlib
 import json
 import random
+import sqlite3
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis.asyncio as redis
 
@@ -34,6 +38,7 @@ class Found:
     """B's times to first token, and the lengths of steps, in seconds."""
 
     first: list[float] = field(default_factory=list)
+    ids: dict[str, float] = field(default_factory=dict)
     steps: list[float] = field(default_factory=list)
     refused: int = 0
     answered: int = 0
@@ -78,6 +83,7 @@ async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
         seen = await ask(of.product, of.b, prompt(rng, SHORT), ANSWER)
         if seen.status == 200:
             found.first.append(seen.first)
+            found.ids[seen.request_id] = 1000 * seen.first
         else:
             found.refused += 1
 
@@ -93,6 +99,35 @@ async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
     if took > 2 * args.seconds:
         print(f"# B's last answer came {took - args.seconds:.0f} s after its last request")
     return found
+
+
+def stages(of: Pair, found: Found) -> dict[str, Any]:
+    """Milliseconds of B's requests in each stage, median and p99, by their records."""
+    path = of.product.data_dir / "quire.sqlite3"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT header_id, detail FROM metering_requestentry").fetchall()
+    split: dict[str, list[float]] = {}
+    for header_id, detail in rows:
+        if header_id in found.ids:
+            for stage, spent in _split(json.loads(detail), found.ids[header_id]).items():
+                split.setdefault(stage, []).append(spent / 1000)
+    return {stage: [share(spent, 0.5), share(spent, 0.99)] for stage, spent in split.items()}
+
+
+def _split(note: dict[str, Any], client_ms: float) -> dict[str, float]:
+    """One request's time to first token, which its client saw."""
+    output, first = note["outputs"][0], float(note["tokens"][0][0])
+    placed = note["hops"][0]["at_ms"]
+    queue, steps = output.get("queue_ms", 0.0), output.get("prefill_ms", 0.0)
+    return {
+        "outside": client_ms - first,
+        "admission": note["admitted_ms"],
+        "to_replica": placed - note["admitted_ms"],
+        "queue": queue,
+        "steps": steps,
+        "ways": first - placed - queue - steps,
+        "ahead": float(output.get("ahead", 0)),
+    }
 
 
 async def measure(of: Pair, args: argparse.Namespace) -> None:
@@ -112,6 +147,7 @@ async def measure(of: Pair, args: argparse.Namespace) -> None:
             row |= {"flood_answered": found.answered, "flood_told_later": found.told_later}
         print(json.dumps(row), flush=True)
         await asyncio.sleep(SETTLE_S)
+        print(json.dumps(stages(of, found)), flush=True)
 
 
 def main() -> None:

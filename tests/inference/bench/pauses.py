@@ -1,10 +1,11 @@
-"""How long streams pause when their replica is killed.
+"""How long streams pause when their replica is killed, or frozen by a signal.
 
-python -m tests.inference.bench.pauses [--kills 8] [--streams 4]
+python -m tests.inference.bench.pauses [--kills 8] [--freezes 2] [--streams 4]
 
 `manage.py up` of the demo with one replica, with two, and with one and a spare. While so many
 streams run, the replica that has the most of them is killed; shown is the longest pause of a kill's
-streams (median and most over the kills), and how long a replica took to start meanwhile.
+streams (median and most over the kills), and how long a replica took to start meanwhile. With two
+replicas one is frozen too: how long it was there, and the pause.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from engine.contract.protocol import Heartbeat  # noqa: E402
 from tests.e2e.product import Product, running  # noqa: E402
 
 SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
-TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S = 1900, 0.7, 11.0, 60.0
+TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S, LOOK_S = 1900, 0.7, 11.0, 60.0, 0.02
 
 
 def beats(product: Product) -> list[Heartbeat]:
@@ -79,22 +80,36 @@ async def stream(product: Product, seed: int) -> list[float]:
     return times
 
 
-async def kill(product: Product, rng: random.Random, args: argparse.Namespace) -> float:
-    """Kill one; seconds of the longest pause that followed."""
+async def until_gone(pid: int) -> float:
+    """Seconds until there's no such process."""
+    began = time.perf_counter()
+    for _ in range(int(LIMIT_S / LOOK_S)):
+        if not lives(pid):
+            return time.perf_counter() - began
+        await asyncio.sleep(LOOK_S)
+    raise RuntimeError(f"process {pid} didn't go")
+
+
+async def harm(
+    product: Product, rng: random.Random, args: argparse.Namespace, number: signal.Signals
+) -> tuple[float, float]:
+    """Signal one; seconds of the longest pause that followed, and until it was gone."""
     streams = [
         asyncio.create_task(stream(product, rng.getrandbits(30))) for _ in range(args.streams)
     ]
     await asyncio.sleep(BEGUN_S)
     busiest = max(beats(product), key=lambda beat: beat.stats.num_requests_running)
     at = time.perf_counter()
-    os.kill(busiest.pid, signal.SIGKILL)
+    os.kill(busiest.pid, number)
+    gone = await until_gone(busiest.pid)
     found = await asyncio.wait_for(asyncio.gather(*streams), LIMIT_S)
-    return max(
+    pauses = [
         after - before
         for times in found
         for before, after in itertools.pairwise(times)
         if after > at
-    )
+    ]
+    return max(pauses), gone
 
 
 async def whole(product: Product, count: int) -> float:
@@ -110,14 +125,22 @@ async def whole(product: Product, count: int) -> float:
 async def measure(product: Product, setup: str, args: argparse.Namespace) -> dict[str, Any]:
     """One line."""
     rng, count = random.Random(1), len(beats(product))
-    pauses = []
-    for _ in range(args.kills):
-        await asyncio.sleep(HEALTHY_S)  # one that dies earlier waits before it starts again
-        pauses.append(await kill(product, rng, args))
-        await whole(product, count)
-    row: dict[str, Any] = {"replicas": setup, "kills": len(pauses)}
-    row |= {"pause_s_median": round(statistics.median(pauses), 2)}
-    return row | {"pause_s_most": round(max(pauses), 2)}
+    row: dict[str, Any] = {"replicas": setup}
+    freezes = args.freezes if setup == "two" else 0
+    for what, times in (("kill", args.kills), ("freeze", freezes)):
+        number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
+        found = []
+        for _ in range(times):
+            await asyncio.sleep(HEALTHY_S)  # one that dies earlier waits before it starts again
+            found.append(await harm(product, rng, args, number))
+            await whole(product, count)
+        if found:
+            pauses, gone = zip(*found, strict=True)
+            row[f"{what}s"] = times
+            row[f"{what}_pause_s_median"] = round(statistics.median(pauses), 2)
+            row[f"{what}_pause_s_most"] = round(max(pauses), 2)
+            row[f"{what}_gone_s_most"] = round(max(gone), 2)
+    return row
 
 
 async def start_s(product: Product) -> float:
@@ -131,6 +154,7 @@ async def start_s(product: Product) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--freezes", type=int, default=2)
     parser.add_argument("--streams", type=int, default=4)
     args = parser.parse_args()
     for setup, (count, *more) in SETUPS.items():
@@ -140,7 +164,7 @@ def main() -> None:
         ):
             row = asyncio.run(measure(product, setup, args))
             if setup == "one":
-                starts = [asyncio.run(start_s(product)) for _ in range(3)]
+                starts = [asyncio.run(start_s(product)) for _ in range(2)]
                 row["start_s_median"] = round(statistics.median(starts), 2)
             print(json.dumps(row), flush=True)
 

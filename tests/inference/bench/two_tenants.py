@@ -70,6 +70,7 @@ class Seen:
     first: float = 0.0
     whole: float = 0.0
     retry_after: float = 1.0
+    request_id: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,6 +109,8 @@ async def _lines(reader: asyncio.StreamReader, seen: Seen) -> AsyncIterator[byte
         name, _, value = line.decode("latin1").lower().partition(":")
         if name == "retry-after-ms":
             seen.retry_after = float(value) / 1000
+        elif name == "x-request-id":
+            seen.request_id = value.strip()
     while line := await reader.readline():
         yield line
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from redis import RedisError
 
 from config.chaos.faults import FAULTS
 from config.chaos.instance import StartFailed
@@ -118,10 +119,23 @@ class Command(BaseCommand):
 
 
 async def _until_told(run: Run) -> Outcome:
-    """The run; SIGTERM ends it, and the instance with it, as Ctrl-C does."""
+    """The run. A signal ends it and all that it started; a second one can't break that off."""
     task = asyncio.ensure_future(run.run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await task
+    told = asyncio.Event()
+
+    def stop() -> None:
+        if not told.is_set():
+            told.set()
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    try:
+        return await task
+    except RedisError as error:
+        if told.is_set():  # a fault that was left midway
+            raise asyncio.CancelledError from error
+        raise
 
 
 def _minutes(text: str) -> float:

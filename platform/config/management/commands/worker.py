@@ -8,18 +8,21 @@ from typing import Any
 
 from celery.beat import EmbeddedService
 from celery.exceptions import SecurityWarning
-from celery.signals import worker_ready
+from celery.signals import worker_ready, worker_shutting_down
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from config.celery import app
-from config.quick_exit import serving
+from config.quick_exit import end_within, serving
 from config.up.stack import StartFailed, check_redis
 from inference.tracing import trace_as
 from tenants.commands import QuireCommand
 from tenants.work import hint
 
 SCHEDULER = "config.steady_beat:SteadyScheduler"
+#: Less than `manage.py up` and service managers wait. What isn't given back by then is taken over
+#: like a killed worker's.
+ENDS_WITHIN_S = 12.0
 
 
 class Command(QuireCommand):
@@ -51,6 +54,7 @@ class Command(QuireCommand):
             # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
             beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
             worker_ready.connect(lambda **_: start(beat), weak=False)
+        worker_shutting_down.connect(_end, weak=False)
         # It says that Celery dislikes root because of pickles, which no task of ours may be.
         warnings.filterwarnings("ignore", category=SecurityWarning)
         app.worker_main(
@@ -61,6 +65,10 @@ class Command(QuireCommand):
                 *("--without-gossip", "--without-mingle", "--without-heartbeat"),
             ]
         )
+
+
+def _end(**_: object) -> None:
+    end_within(ENDS_WITHIN_S)
 
 
 def start(beat: threading.Thread) -> None:

@@ -1,0 +1,34 @@
+"""What became of requests is written beside them; where it can't be, the log says how it ends."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+
+from metering.requests import writer
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_records_that_wait_are_told_of_once_and_so_is_their_end(
+    heals: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[bool] = []
+    thread = writer.Writer()
+
+    def write(*, at_once: bool) -> int:
+        tries.append(at_once)
+        if len(tries) == 4:
+            thread._stopping.set()
+        if len(tries) in (2, 3) or (len(tries) > 3 and not heals):
+            raise OperationalError("database is locked")
+        return 9
+
+    monkeypatch.setattr(writer, "write_waiting", write)
+    monkeypatch.setattr(writer, "EVERY_S", 0.001)
+    thread.run()
+    assert tries == [False, False, False, False, True]
+    wait = "records of 0 requests wait and are tried again every second: database is locked"
+    end = "records of 9 requests that waited are written"
+    lost = "records of 0 requests are lost: database is locked"
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [wait, end if heals else lost]
