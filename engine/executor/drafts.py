@@ -127,7 +127,7 @@ def _check_device(device: Device, method: str) -> None:
     """Raise `ConfigError` where the device can't draw drafts like that."""
     if method in device.heads or (method not in HEADS and device.runs_draft_models):
         return
-    own = ("draft_model",) if device.runs_draft_models else ()
+    own: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()
     *known, last = "ngram", "suffix", *own, *device.heads
     raise ConfigError(
         f"speculative_config: drafts by {method} aren't supported on the device {device.name}; the "
