@@ -99,7 +99,10 @@ _NOTES = """
 - **Granite 4, Qwen3-Next**: a sequence's state (Mamba 2, gated delta rule) is float32, a row for
   each sequence that runs, beside the keys and values of the layers that attend. It's in no block:
   prefixes aren't cached, a preempted sequence starts anew, drafts are refused. As many sequences
-  run at once as a quarter of the free memory holds states of. Layers run one by one.
+  run at once as a quarter of the free memory holds states of. Layers run one by one. Random models
+  of both (float32, hidden size 512, 8 layers, one thread) take 0.62 and 0.55 of the bridge's
+  processor time for a prompt of 512 tokens, 0.37 and 0.36 for a token of one stream, 0.22 and 0.34
+  for one of eight.
 - **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
   is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.
