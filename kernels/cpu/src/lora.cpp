@@ -421,23 +421,24 @@ extern "C" int quire_add_lora(float* y, int64_t n, const float* x, int64_t strid
 namespace quire {
 namespace {
 
-// Two values of two bytes, moved as one.
-typedef uint32_t __attribute__((may_alias, aligned(2))) PairOfHalves;
-
-// out[j][i] = in[i][j] of a whole block of columns; RANK: 0 where `rank` isn't known beforehand.
-template <int64_t RANK, class T>
-void turn_block(T* __restrict out, const T* __restrict in, int64_t rank) {
+// out[j][i] = in[i][j] of a whole block, of values of SIZE bytes wherever they lie; RANK: 0 where `rank`
+// isn't known beforehand.
+template <int64_t RANK, int SIZE>
+void turn_block(char* __restrict out, const char* __restrict in, int64_t rank) {
   const int64_t ranks = RANK ? RANK : rank;
   for (int64_t j = 0; j < ranks; j++)
-    for (int64_t i = 0; i < kLoraColumns; i++) out[j * kLoraColumns + i] = in[i * ranks + j];
+    for (int64_t i = 0; i < kLoraColumns; i++)
+      std::memcpy(out + (j * kLoraColumns + i) * SIZE, in + (i * ranks + j) * SIZE, SIZE);
 }
 
-template <class T>
-void turn(T* out, const T* in, int64_t rank) {
-  if (rank == 4) return turn_block<4>(out, in, rank);
-  if (rank == 8) return turn_block<8>(out, in, rank);
-  if (rank == 16) return turn_block<16>(out, in, rank);
-  turn_block<0>(out, in, rank);
+template <int SIZE>
+void turn(void* out, const void* in, int64_t rank) {
+  char* to = static_cast<char*>(out);
+  const char* from = static_cast<const char*>(in);
+  if (rank == 4) return turn_block<4, SIZE>(to, from, rank);
+  if (rank == 8) return turn_block<8, SIZE>(to, from, rank);
+  if (rank == 16) return turn_block<16, SIZE>(to, from, rank);
+  turn_block<0, SIZE>(to, from, rank);
 }
 
 // out [columns / kLoraColumns, rounded up][rank][kLoraColumns] from b [columns, rank], or with `pairs`
@@ -449,9 +450,9 @@ void pack_outputs(T* out, const T* b, int64_t columns, int64_t rank, bool pairs)
     const int64_t wide = std::min(kLoraColumns, columns - first);
     const T* from = b + first * rank;
     if (wide == kLoraColumns && !pairs) {
-      turn(out, from, rank);
-    } else if (wide == kLoraColumns && width == rank && sizeof(T) == 2) {
-      turn(reinterpret_cast<PairOfHalves*>(out), reinterpret_cast<const PairOfHalves*>(from), rank / 2);
+      turn<sizeof(T)>(out, from, rank);
+    } else if (wide == kLoraColumns && width == rank) {  // a pair is moved as one value
+      turn<2 * sizeof(T)>(out, from, rank / 2);
     } else {
       std::fill(out, out + width * kLoraColumns, T{});
       for (int64_t i = 0; i < wide; i++)
