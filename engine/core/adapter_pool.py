@@ -84,6 +84,7 @@ class AdapterPool:
         max_adapters: how many may be on the device; None: as many as fit.
         refusal: why this model has no adapters; "" where it may.
         forget: lets what host memory has of an adapter go; None: it keeps none.
+        holds: whether host memory has an adapter still: it makes room for later ones.
     """
 
     def __init__(
@@ -94,10 +95,11 @@ class AdapterPool:
         max_adapters: int | None = None,
         refusal: str = "",
         forget: Callable[[str], None] | None = None,
+        holds: Callable[[str], bool] | None = None,
     ) -> None:
         self.capacity = capacity
         self._load, self._drop, self._most = load, drop, max_adapters
-        self._refusal, self._forget = refusal, forget
+        self._refusal, self._forget, self._holds = refusal, forget, holds
         self._entries: dict[str, _Entry] = {}
         self._lines: dict[str, deque[Request]] = {}
         #: For loaded adapters, held back while others wait for room.
@@ -119,8 +121,9 @@ class AdapterPool:
     def of(cls, host: AdapterHost) -> Self:
         """What is on the device of an executor."""
         return cls(
-            host.load, host.drop, host.num_bytes, host.most, host.refusal, forget=host.forget
-        )
+            host.load, host.drop, host.num_bytes, host.most, host.refusal,
+            forget=host.forget, holds=host.holds,
+        )  # fmt: skip
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -335,6 +338,9 @@ class AdapterPool:
         if in_host:
             self._in_host[digest] = entry.left_at
         self._remember(entry, "host" if in_host else "disk")
+        if self._holds is not None:
+            for other in [each for each in self._in_host if not self._holds(each)]:
+                self._left_host(other)
 
     def _bytes_by_owner(self, *, in_use: bool = False) -> dict[str, int]:
         held: dict[str, int] = {}
@@ -413,9 +419,12 @@ class AdapterPool:
                 self._let_host_go(digest)
 
     def _let_host_go(self, digest: str) -> None:
-        del self._in_host[digest]
+        self._left_host(digest)
         if self._forget is not None:
             self._forget(digest)
+
+    def _left_host(self, digest: str) -> None:
+        del self._in_host[digest]
         if (known := self._known.get(digest)) is not None:
             self._known[digest] = msgspec.structs.replace(known, tier="disk")
 

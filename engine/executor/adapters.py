@@ -92,6 +92,10 @@ class DeviceAdapters:
         """See `AdapterHost`."""
         self._store.forget(digest)
 
+    def holds(self, digest: str) -> bool:
+        """See `AdapterHost`."""
+        return self._store.holds(digest)
+
     def clear_host(self) -> None:
         """Let go of what host memory has: it may hold parts of weights that go."""
         self._store.clear_host()

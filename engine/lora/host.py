@@ -39,3 +39,6 @@ class AdapterHost(Protocol):
 
     def forget(self, digest: str) -> None:
         """Let go of what host memory has of an adapter that isn't on the device."""
+
+    def holds(self, digest: str) -> bool:
+        """Whether host memory has an adapter that isn't on the device."""

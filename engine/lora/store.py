@@ -125,6 +125,11 @@ class AdapterStore:
         with self._lock:
             self._host.pop(digest, None)
 
+    def holds(self, digest: str) -> bool:
+        """Whether host memory has an adapter that isn't on the device."""
+        with self._lock:
+            return digest in self._host
+
     def clear_host(self) -> None:
         """Let those go that aren't on the device: the model's weights may change."""
         with self._lock:

@@ -68,7 +68,7 @@ class HubResolver(LoRAResolver):
                 return self._fetch(base, repository, folder)
         except HubUnavailable as error:
             # For the log: it may name a mirror that is nobody's business.
-            raise RuntimeError(error.message) from error
+            raise ConnectionError(error.message) from error
 
     def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
         found = Repository.at(self._named[repository], private=True)

@@ -138,6 +138,10 @@ async def _ask(sought: Sought, there: Known) -> _Outcome:
                 outcome = _Outcome(refused=error.message)
             except QuireError:
                 raise
+            except ConnectionError as error:  # of what it asks: who reads the log knows what to do
+                logger.error("The LoRA resolver %s failed for %r: %s", resolver, sought.name, error)
+                trouble = True
+                continue
             except Exception:
                 logger.exception("The LoRA resolver %s failed for %r.", resolver, sought.name)
                 trouble = True

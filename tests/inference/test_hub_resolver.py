@@ -103,7 +103,11 @@ async def test_nobody_asks_the_hub_for_another_repository(
 
 
 async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
-    gateway: Gateway, hub: Hub, named: Callable[..., None], settings: Any
+    gateway: Gateway,
+    hub: Hub,
+    named: Callable[..., None],
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     named(REPOSITORY, "someone/gone")
     lora(hub.folder / "pickled")
@@ -126,6 +130,9 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
         assert (reply.status, reply.error["code"]) == (503, "service_unavailable")
         assert hub.url not in reply.error["message"]
         assert (await ask(gateway.client, "fake")).status == 200
+    (told,) = [record for record in caplog.records if record.name == "adapters.resolving"]
+    assert "has no someone/gone" in told.getMessage()
+    assert told.exc_info is None  # a line, not pages
     assert fetched(hub) == []
     assert await in_db_thread(Adapter.objects.count) == 0
 

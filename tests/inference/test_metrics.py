@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.contract import protocol
+from engine.contract.adapters import AdapterState
 from engine.contract.histograms import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
 from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
@@ -283,6 +284,33 @@ def test_cache_config_shows_what_a_replica_says_of_its_cache() -> None:
     one.model.cache_config = {"block_size": "16", "enable_prefix_caching": "True"}
     text = exposition({}, [one]).decode()
     assert values(text, "vllm:cache_config_info", block_size="16", engine="r1") == [1]
+
+
+def test_adapters_are_told_by_vllms_name_by_tier_and_by_what_their_loads_took() -> None:
+    states = [
+        AdapterState(digest="a" * 64, name="sql", tier="device", num_running=2),
+        AdapterState(digest="b" * 64, name="law", tier="device", num_running=1, num_waiting=1),
+        AdapterState(digest="c" * 64, tier="disk", num_waiting=3),
+        AdapterState(digest="d" * 64, name="idle", tier="host"),
+    ]
+    stats = protocol.EngineStats(
+        adapter_bytes=700,
+        adapter_loads_total=5,
+        adapter_load_seconds_total=0.25,
+        adapter_evictions_total=1,
+    )
+    text = exposition({}, [beat(stats=stats, adapters=states)]).decode()
+    names = {"running_lora_adapters": "law,sql", "waiting_lora_adapters": "cccccccccccc,law"}
+    assert values(text, "vllm:lora_requests_info", engine="r1", model_name="m", **names) == [0]
+    for tier, count in (("device", 2), ("host", 1), ("disk", 1)):
+        assert values(text, "quire:adapters", engine="r1", tier=tier) == [count]
+    for name, value in (
+        ("quire:adapter_bytes", 700),
+        ("quire:adapter_loads_total", 5),
+        ("quire:adapter_load_seconds_total", 0.25),
+        ("quire:adapter_evictions_total", 1),
+    ):
+        assert values(text, name, engine="r1") == [value]
 
 
 def test_cold_prefixes_are_counted_by_reason() -> None:

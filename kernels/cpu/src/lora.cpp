@@ -421,6 +421,26 @@ extern "C" int quire_add_lora(float* y, int64_t n, const float* x, int64_t strid
 namespace quire {
 namespace {
 
+// out[j][i] = in[i][j] of a whole block, of values of SIZE bytes wherever they lie; RANK: 0 where `rank`
+// isn't known beforehand.
+template <int64_t RANK, int SIZE>
+void turn_block(char* __restrict out, const char* __restrict in, int64_t rank) {
+  const int64_t ranks = RANK ? RANK : rank;
+  for (int64_t j = 0; j < ranks; j++)
+    for (int64_t i = 0; i < kLoraColumns; i++)
+      std::memcpy(out + (j * kLoraColumns + i) * SIZE, in + (i * ranks + j) * SIZE, SIZE);
+}
+
+template <int SIZE>
+void turn(void* out, const void* in, int64_t rank) {
+  char* to = static_cast<char*>(out);
+  const char* from = static_cast<const char*>(in);
+  if (rank == 4) return turn_block<4, SIZE>(to, from, rank);
+  if (rank == 8) return turn_block<8, SIZE>(to, from, rank);
+  if (rank == 16) return turn_block<16, SIZE>(to, from, rank);
+  turn_block<0, SIZE>(to, from, rank);
+}
+
 // out [columns / kLoraColumns, rounded up][rank][kLoraColumns] from b [columns, rank], or with `pairs`
 // [rank / 2, rounded up][kLoraColumns][2] of each block; what there is no value for is zero.
 template <class T>
@@ -428,14 +448,17 @@ void pack_outputs(T* out, const T* b, int64_t columns, int64_t rank, bool pairs)
   const int64_t width = pairs ? rank + rank % 2 : rank;
   for (int64_t first = 0; first < columns; first += kLoraColumns, out += width * kLoraColumns) {
     const int64_t wide = std::min(kLoraColumns, columns - first);
-    if (wide < kLoraColumns || width > rank) std::fill(out, out + width * kLoraColumns, T{});
-    for (int64_t i = 0; i < wide; i++) {
-      const T* from = b + (first + i) * rank;
-      T* to = out + (pairs ? 2 * i : i);
-      if (pairs)
-        for (int64_t j = 0; j < rank; j++) to[j / 2 * 2 * kLoraColumns + j % 2] = from[j];
-      else
-        for (int64_t j = 0; j < rank; j++) to[j * kLoraColumns] = from[j];
+    const T* from = b + first * rank;
+    if (wide == kLoraColumns && !pairs) {
+      turn<sizeof(T)>(out, from, rank);
+    } else if (wide == kLoraColumns && width == rank) {  // a pair is moved as one value
+      turn<2 * sizeof(T)>(out, from, rank / 2);
+    } else {
+      std::fill(out, out + width * kLoraColumns, T{});
+      for (int64_t i = 0; i < wide; i++)
+        for (int64_t j = 0; j < rank; j++)
+          out[pairs ? (j / 2 * kLoraColumns + i) * 2 + j % 2 : j * kLoraColumns + i] =
+              from[i * rank + j];
     }
   }
 }

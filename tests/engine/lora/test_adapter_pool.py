@@ -103,6 +103,25 @@ def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -
     pool.close()
 
 
+def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> None:
+    kept: list[str] = []
+
+    def drop(digest: str) -> bool:
+        kept.append(digest)
+        del kept[:-2]
+        return disk.drop(digest)
+
+    pool = AdapterPool(disk.load, drop, 1000, 1, holds=lambda digest: digest in kept)
+    for number in range(1, 5):
+        each = request(disk.ref(number), str(number))
+        pool.admit(each)
+        assert pool.take_ready(_PATIENCE_S) == [(each, None)]
+        pool.leave(each)
+    tiers = {state.name: state.tier for state in pool.states()}
+    assert tiers == {"n4": "device", "n3": "host", "n2": "host", "n1": "disk"}
+    pool.close()
+
+
 def test_owners_over_their_share_give_first(disk: Disk) -> None:
     pool = AdapterPool(disk.load, disk.drop, 400)
     small = request(disk.ref(1, "small"), "s")
