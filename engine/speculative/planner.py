@@ -84,9 +84,9 @@ class Planner:
                 reading += each.reading
             depth = max(depth, 1 - each.place)
             count = len(chosen) + 1
-            drawing = self._drawing(depth, len(rows)) + reading
+            drawing = self._drawing(depth, len(rows))
             wider = costs.with_drafts(width, count, step.beside)
-            seconds = wider * (1.0 + costs.doubt(width + count)) + drawing
+            seconds = wider * (1.0 + costs.doubt(width + count)) + drawing + reading
             if (tokens - left * each.chance) / seconds <= best:
                 break  # even if all that are left were as likely, and free
             price = max(0.0, (wider + drawing) / now - 1.0) * width / count
