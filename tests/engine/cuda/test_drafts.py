@@ -17,11 +17,11 @@ from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.executor.drafts import _check_device
-from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.models import make_model
+from tests.engine.speculative.free import make_drafts_free
 
 PROMPTS = [[5, 9, 17, 33, 65], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41]]
 GIB = 1 << 30
@@ -57,8 +57,7 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
 ) -> None:
     """It reads, draws and goes back to where a draft failed, by runners of the device alone."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
     plain = texts(device.engine(folder, async_scheduling=False))
     made: list[RunnerParts] = []
