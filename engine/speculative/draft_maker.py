@@ -34,6 +34,9 @@ class DraftMaker(Protocol):
     def longest(self, sequence: Sequence) -> int:
         """How many it may have."""
 
+    def to_read(self, sequence: Sequence) -> float:
+        """Seconds that it takes to read what it doesn't know of a sequence, about."""
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence has left."""
 

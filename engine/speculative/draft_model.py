@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: After so many failed steps one behind the other there are no more drafts.
 _MOST_FAILURES = 3
+#: The weight of a new step in what a token takes that is read.
+_NEW = 0.3
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,7 @@ class DraftModel:
         self._failures = 0
         self.costs = StepCosts(unknown=0.0)
         self.seconds = self.reading = 0.0
+        self._token_seconds = 0.0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Drafts by sequence id, at most as many as are wanted for each."""
@@ -109,6 +112,12 @@ class DraftModel:
     def longest(self, sequence: Sequence) -> int:
         """Drafts of a sequence that its context has room for."""
         return self._facts.max_model_len - sequence.num_tokens
+
+    def to_read(self, sequence: Sequence) -> float:
+        """See `DraftMaker`. What others left in its cache is found out when it reads."""
+        row = self._rows.get(sequence.seq_id)
+        behind = sequence.num_tokens - (0 if row is None else row.valid())
+        return behind * self._token_seconds
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has left; what was read of it stays cached."""
@@ -149,6 +158,7 @@ class DraftModel:
             self.costs.note(len(plan.seq_ids), took)
         else:
             self.reading = took
+            self._token_seconds += _NEW * (took / plan.num_tokens - self._token_seconds)
         for row in rows:
             sequence = row.sequence
             own = min(row.computed, row.held)

@@ -25,6 +25,8 @@ _LOOKS = 0.003
 #: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
 #: in which none could pay, whatever is said, later.
 _REST, _LONG_REST = 8, 32
+#: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
+_GAINING = 64
 
 
 @dataclass(slots=True)
@@ -281,14 +283,24 @@ class Drafter:
 
     def _worth(self, possible: dict[int, int], step: Step) -> dict[int, int]:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
-        promised = [
-            Promise(chance, -place, seq_id, self._rows[seq_id].tenant)
-            for seq_id, count in possible.items()
-            for place, chance in enumerate(self._promised(seq_id, count))
-        ]
+        promised = []
+        for seq_id, count in possible.items():
+            tenant, reading = self._rows[seq_id].tenant, self._reading(seq_id)
+            promised += [
+                Promise(chance, -place, seq_id, tenant, reading)
+                for place, chance in enumerate(self._promised(seq_id, count))
+            ]
         if self._is_timed:
             return Counter([each.seq_id for each in promised[: step.most]])
         return Counter([each.seq_id for each in self._planner.choose(promised, step)])
+
+    def _reading(self, seq_id: int) -> float:
+        """What a draft model must read first, as the part of each of the steps that gain by it."""
+        if self.model is None:
+            return 0.0
+        sequence = self._rows[seq_id].sequence
+        left = sequence.max_output_tokens - sequence.num_output_tokens
+        return self.model.to_read(sequence) / max(1, min(left, _GAINING))
 
     def _promised(self, seq_id: int, count: int) -> list[float]:
         """The tokens that each of a row's drafts brings."""

@@ -62,6 +62,10 @@ class HeadDrafts:
             return facts.most
         return min(facts.most, facts.max_model_len - sequence.num_tokens)
 
+    def to_read(self, sequence: Sequence) -> float:
+        """See `DraftMaker`: heads follow the model's reading."""
+        return 0.0
+
     def forget(self, sequence: Sequence) -> None:
         """Nothing is held."""
 

@@ -24,12 +24,15 @@ class Step(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """A draft: how likely it holds, its place behind others of its sequence (0, -1, ...), whose."""
+    """A draft: how likely it holds, its place behind others of its sequence (0, -1, ...), whose it
+    is, and a step's part of the seconds that go into reading that sequence first.
+    """
 
     chance: float
     place: int
     seq_id: int
     tenant: str
+    reading: float = 0.0
 
 
 class Planner:
@@ -72,16 +75,18 @@ class Planner:
         at_best = now * (1.0 - costs.doubt(width))
         tokens, best, taken = float(width), _WORTH * width / at_best, 0
         chosen: list[Promise] = []
-        spent, rows, depth = Spending(self._purses), set[int](), 0
+        spent, rows, depth, reading = Spending(self._purses), set[int](), 0, 0.0
         for left, each in enumerate(promised, -len(promised)):
             if len(chosen) == step.most:
                 break
-            rows.add(each.seq_id)
+            if each.seq_id not in rows:
+                rows.add(each.seq_id)
+                reading += each.reading
             depth = max(depth, 1 - each.place)
             count = len(chosen) + 1
             drawing = self._drawing(depth, len(rows))
             wider = costs.with_drafts(width, count, step.beside)
-            seconds = wider * (1.0 + costs.doubt(width + count)) + drawing
+            seconds = wider * (1.0 + costs.doubt(width + count)) + drawing + reading
             if (tokens - left * each.chance) / seconds <= best:
                 break  # even if all that are left were as likely, and free
             price = max(0.0, (wider + drawing) / now - 1.0) * width / count

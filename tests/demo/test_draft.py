@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from demo.train_draft import config, initial
 from engine import LLM, SamplingParams
-from engine.speculative.step_costs import StepCosts
+from tests.engine.speculative.free import make_drafts_free
 
 DRAFT = Path("demo/draft")
 QUESTIONS = ("Tell me a story about a fox.", "What is 23 + 41?", "What is the capital of France?")
@@ -33,8 +33,7 @@ def test_it_begins_as_the_model_in_fewer_directions(shipped):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_most_of_what_it_draws_is_the_models_own(shipped, temperature, monkeypatch):
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     settings = {"model": str(shipped), "max_model_len": 512, "dtype": "float32"}
     asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=temperature, max_tokens=60, seed=5)

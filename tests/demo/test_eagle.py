@@ -13,7 +13,7 @@ from demo.rows import Batch
 from demo.train_eagle import Head, loss_of, save
 from demo.widen import widen
 from engine import LLM, SamplingParams
-from engine.speculative.step_costs import StepCosts
+from tests.engine.speculative.free import make_drafts_free
 
 _LENGTH = 24
 
@@ -69,8 +69,7 @@ def test_what_it_writes_gives_drafts_that_change_nothing(
     shipped: Path, target: LlamaForCausalLM, head: Head, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     save(head, target.config, tmp_path / "head")
     settings = {"model": str(shipped), "max_model_len": 256, "dtype": "float32"}
     config = {"method": "eagle", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.speculative import drafter
-from engine.speculative.step_costs import StepCosts
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from tests.engine.models import Oracle, make_model
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
 from tests.engine.wire import WireExecutor
 
@@ -45,8 +45,7 @@ def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ngram` gives the drafts of a `Seer`, as if wider steps were free whatever this machine
     measures.
     """
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
     Seer.said, Seer.rng = {}, random.Random(7)
 

@@ -16,11 +16,11 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ModelLoadError
-from engine.speculative.step_costs import StepCosts
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.writers import awq
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.speculative import head_folders
+from tests.engine.speculative.free import make_drafts_free
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 400}
@@ -378,8 +378,7 @@ def test_drafts_of_a_small_network(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On so small a model drafts never pay; here a wider step costs nothing.
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     draft = str(head_folders.write(tmp_path / "heads", *head_folders.mlp_parts()))
     run(DRAFTS, monkeypatch, MODEL=str(model), DRAFT=draft)
 

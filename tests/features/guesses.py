@@ -11,6 +11,7 @@ from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
 from engine.speculative.proposers import Guess, Proposer
+from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
@@ -53,6 +54,8 @@ def guessing() -> Iterator[Guesses]:
     with (
         mock.patch.object(StepCosts, "note"),
         mock.patch.object(StepCosts, "widest", 10**6),
+        mock.patch.object(Purses, "left", return_value=1e9),
+        mock.patch.object(Purses, "left_for_looks", return_value=1e9),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),
     ):
         yield Guesses()

@@ -20,13 +20,13 @@ from engine.devices.device import CacheNeed, RunnerParts
 from engine.executor.drafts import _check_device
 from engine.speculative.heads.heads import HeadRounds
 from engine.speculative.heads.load import load_heads
-from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
 from engine.worker.cuda.setup import draft_settings, query_len
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import VOCAB, make_model
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import HIDDEN, medusa_parts, mlp_parts, write
 
 PROMPTS = [[5, 9, 17, 33, 65], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41]]
@@ -63,8 +63,7 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
 ) -> None:
     """It reads, draws and goes back to where a draft failed, by runners of the device alone."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
     plain = texts(device.engine(folder, async_scheduling=False))
     made: list[RunnerParts] = []
@@ -96,8 +95,7 @@ def test_drafts_of_heads_on_the_device_change_no_token(
 ) -> None:
     """Random heads are mostly wrong; two likely tokens are often drafted all the same."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
 
     def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:

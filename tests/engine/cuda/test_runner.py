@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine import LLM, AdapterLogitsProcessor, SamplingParams
-from engine.speculative.step_costs import StepCosts
 from engine.worker.collect import collect
 from engine.worker.cuda.forward import DeviceForward
 from kernels.attention.args import AttentionArgs
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, Waited, on_device
 from tests.engine.models import Oracle
+from tests.engine.speculative.free import make_drafts_free
 
 Folder = Callable[[str], Path]
 PROMPTS = [[5] * 20, [7, 8, 9], list(range(10, 50)), [60, 61]]
@@ -208,8 +208,7 @@ def test_drafts_are_checked_step_by_step(
 ) -> None:
     """Several tokens of a sequence in a step, some of which hold and some of which don't."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     folder, apart = model_folder("llama"), {"async_scheduling": False}
     plain = token_ids(device.engine(folder, **apart), params)

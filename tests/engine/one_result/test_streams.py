@@ -13,7 +13,7 @@ from engine.contract.protocol import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
-from engine.speculative.step_costs import StepCosts
+from tests.engine.speculative.free import make_drafts_free
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -88,8 +88,7 @@ def test_drafted_streams_go_on_with_the_same_tokens(
     alone: list[Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several positions of a sequence in a step, most of them for nothing."""
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     draft = {"model": str(DEMO.parent / "draft"), "num_speculative_tokens": 4}
     core = engine(speculative_config=draft, num_gpu_blocks_override=60)
     together = streams(core, [request(i, "d") for i in range(STREAMS)])

@@ -76,8 +76,9 @@ class _Model:
 
     works, seconds, reading = True, 0.0, 0.0
 
-    def __init__(self, owner: Simulation, cost: Cost, look: float) -> None:
+    def __init__(self, owner: Simulation, cost: Cost, look: float, prompt: float) -> None:
         self._owner, self._cost, self._look = owner, cost, look
+        self._prompt, self._known = prompt, set[int]()
         self.costs = StepCosts(unknown=0.0)
 
     def takes(self, sequence: Sequence) -> bool:
@@ -91,6 +92,10 @@ class _Model:
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """As many steps as the deepest draft, each of the rows that are still wanted."""
         owner, deepest = self._owner, max((count for _, count in wanted), default=0)
+        self.reading = sum(self.to_read(sequence) for sequence, _ in wanted)
+        self._known |= {sequence.seq_id for sequence, _ in wanted}
+        self.seconds += self.reading
+        owner.now += self.reading
         for depth in range(deepest):
             rows = sum(count > depth for _, count in wanted)
             seconds = owner.noisy(self._cost(rows))
@@ -98,6 +103,10 @@ class _Model:
             owner.now += self._cost(rows)
             self.seconds += seconds
         return {sequence.seq_id: [_RIGHT] * count for sequence, count in wanted}
+
+    def to_read(self, sequence: Sequence) -> float:
+        """What isn't known of it."""
+        return 0.0 if sequence.seq_id in self._known else self._prompt
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is held."""
@@ -109,7 +118,7 @@ class Simulation:
     `text`: see `Text`. `draft`: what a draft model's step takes; None: drafts come from text, and
     `finds` of all looks find some. `look`: what a look at a row takes. `lengths`: of outputs.
     `noise`: by how much steps are off, and the machine's pace wanders. `tenants`: so many have rows
-    in turns.
+    in turns. `prompt`: what a draft model takes to read what stands before a row's first draft.
     """
 
     def __init__(
@@ -125,13 +134,14 @@ class Simulation:
         noise: float = 0.0,
         seed: int = 0,
         tenants: int = 1,
+        prompt: float = 0.0,
     ) -> None:
         self.rng, self.now = random.Random(seed), 0.0
         self._cost, self._text, self._noise, self._pace = cost, text, noise, 0.0
         self._rows = rows if callable(rows) else lambda step: rows
         self._lengths, self._tenants, self._ids, self._step = lengths, tenants, 0, 0
         self._sequences: dict[int, Sequence] = {}
-        model = None if draft is None else _Model(self, draft, look)
+        model = None if draft is None else _Model(self, draft, look, prompt)
         self.drafter = Drafter(CONFIG, 100_000, model=model)  # type: ignore[arg-type]
         self.drafter.clock = lambda: self.now
         if model is None:

@@ -17,8 +17,8 @@ from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.protocol import EngineRequest
 from engine.devices.cpu import CpuDevice
 from engine.scheduler import StepPlan, StepResult
-from engine.speculative.step_costs import StepCosts
 from tests.engine.models import make_model, make_tokenizer
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
 
 Folder = Callable[[str], Path]
@@ -26,8 +26,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")

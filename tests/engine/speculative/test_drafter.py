@@ -179,7 +179,7 @@ def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
 class _Counting:
     """Stands for a draft model."""
 
-    works, seconds, reading = True, 0.0, 0.0
+    works, seconds, reading, unread = True, 0.0, 0.0, 0.0
 
     def __init__(self, *costs: tuple[int, float]) -> None:
         self.costs = StepCosts(unknown=0.0)
@@ -190,6 +190,9 @@ class _Counting:
 
     def longest(self, sequence: Sequence) -> int:
         return 100
+
+    def to_read(self, sequence: Sequence) -> float:
+        return self.unread
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         return {sequence.seq_id: list(range(count)) for sequence, count in wanted}
@@ -202,6 +205,18 @@ def test_what_a_draft_model_takes_counts() -> None:
         made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
         know(rich(made).costs, *free.items())
         assert len(made.propose([repeating()], 100).get(0, [])) == drafts, seconds
+
+
+def test_what_a_draft_model_has_to_read_must_pay_within_the_tokens_that_are_left() -> None:
+    free = dict.fromkeys((1, 2, 3, 4, 5), 1.0)
+    for unread, left, drafts in ((20.0, 90, 4), (20.0, 6, 0), (200.0, 90, 0)):
+        model = _Counting((1, 0.01))
+        model.unread = unread
+        made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
+        know(rich(made).costs, *free.items())
+        row = repeating()
+        row.max_output_tokens = row.num_output_tokens + left
+        assert len(made.propose([row], 100).get(0, [])) == drafts, (unread, left)
 
 
 def test_a_draft_model_is_tried_though_steps_are_hardly_known_and_left_alone_once_it_fails() -> (

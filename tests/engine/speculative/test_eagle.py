@@ -18,7 +18,6 @@ from engine.scheduler import StepPlan, StepResult
 from engine.speculative.head_plan import HeadPlan, HeadResult
 from engine.speculative.heads.eagle3 import tapped_layers
 from engine.speculative.heads.load import method_of
-from engine.speculative.step_costs import StepCosts
 from engine.survey.tiny import Oracle
 from engine.worker.decode import DecodeSteps
 from engine.worker.head_memory import HeadMemory
@@ -33,6 +32,7 @@ from tests.engine.speculative.eagle_folders import (
     eagle_parts,
     shape,
 )
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import HIDDEN, write
 from tests.engine.speculative.test_equality import make, prompts, run, texts
 
@@ -41,8 +41,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
 
 
 def drafting(folder: Path, head_folder: Path, method: str = "eagle", **settings: Any) -> LLM:

@@ -16,9 +16,9 @@ from engine.contract.protocol import EngineRequest
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.contract.thinking import ThinkingParams
 from engine.scheduler import StepPlan, StepResult
-from engine.speculative.step_costs import StepCosts
 from engine.worker.decode import DecodeSteps
 from tests.engine.models import VOCAB
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
 
 Folder = Callable[[str], Path]
@@ -127,8 +127,7 @@ def test_drafts_in_vain_are_taken_from_their_tenants_share_of_the_steps(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each as a prompt's token, though nobody pays for them."""
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)  # as if wider steps were free
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     served = {}
     for method in (None, {"method": "ngram", "num_speculative_tokens": 5}):
         llm = make(model_folder("llama"), speculative_config=method)

@@ -15,9 +15,9 @@ from engine.contract.errors import ConfigError, ModelLoadError
 from engine.scheduler import StepPlan, StepResult
 from engine.speculative.head_plan import HeadPlan, HeadResult
 from engine.speculative.heads.draw import HeadDrawer
-from engine.speculative.step_costs import StepCosts
 from engine.survey.tiny import Oracle
 from engine.worker.decode import DecodeSteps
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import (
     Equation,
     medusa_equation,
@@ -33,8 +33,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,16 @@ def test_nor_where_every_row_is_another_tenants(machine: str) -> None:
     assert made.run(200).speed_up >= _LEAST
 
 
+@pytest.mark.parametrize("p", [0.5, 0.8, 0.9, 0.97])
+def test_nor_where_a_draft_model_reads_for_a_few_tokens_only(p: float) -> None:
+    """Short answers, each behind a prompt that takes it half a step: the better its drafts, the
+    more often it would be asked.
+    """
+    cost, draft, look = MACHINES["billion, draft model"]
+    made = Simulation(cost, 8, often(p), draft=draft, look=look, prompt=0.5, lengths=(6, 10))
+    assert made.run(120).speed_up >= _LEAST
+
+
 @pytest.mark.parametrize(("p", "least"), [(0.4, 1.2), (0.8, 2.0)])
 def test_one_stream_gets_what_its_text_gives(p: float, least: float) -> None:
     cost, _, look = MACHINES["billion"]

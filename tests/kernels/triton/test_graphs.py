@@ -21,7 +21,6 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.sampling.sampler import Sampler
 from engine.speculative import drafter
-from engine.speculative.step_costs import StepCosts
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
@@ -32,6 +31,7 @@ from engine.worker.cuda.setup import device_forward, draft_settings
 from kernels.triton.launch import INTERPRETER, watch
 from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
 from tests.engine.models import Oracle, make_model
+from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
 
 CPU = torch.device("cpu")
@@ -173,8 +173,7 @@ def test_rows_of_adapters_are_told_apart_by_what_a_graph_reads(graphed, folder, 
 
 def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch):
     """Eight drafts a sequence, as by default: nine tokens, of which some hold and some don't."""
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
     texts = [[5, 9, 17], [60, 61]]
     oracle = Oracle(folder)
@@ -195,8 +194,7 @@ def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch)
 
 def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
     """Each draft is a whole graph, what it reads between two rounds one of pieces."""
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    make_drafts_free(monkeypatch)
     monkeypatch.setenv(kernels.FORCED, "triton")
     ops = kernels.get("cpu")
     monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
