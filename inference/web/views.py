@@ -28,6 +28,7 @@ from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refus
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.body import BODY
 from inference.web.exchange import ERROR, KEY, TENANT
+from inference.web.fair_begins import turn_of
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
 from inference.web.negotiation import (
@@ -96,6 +97,8 @@ class GatewayView(APIView):
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
                 await self._admit(gateway_request)
+                if recorded:
+                    await turn_of(gateway_request.caller.tenant)
                 await self._parse_beside(gateway_request)
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:

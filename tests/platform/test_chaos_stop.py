@@ -103,7 +103,12 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
         ready.write_text('{"url": "http://127.0.0.1:1", "api_key": "k", "model": "m"}')
         log.touch()
         environment = os.environ | {"QUIRE_DATA_DIR": str(disk.folder)}
-        return subprocess.Popen([sys.executable, "-c", STUBBORN], env=environment)
+        command = [sys.executable, "-c", STUBBORN]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.stdout.readline()  # from now on it's stubborn
+        return process
 
     async def ran(self: Faults, of: Any, client: Any) -> Outcome:
         assert processes_of(of.data_dir)
