@@ -42,4 +42,4 @@ def test_the_command_prints_its_tables(
     argv = ["host", "--running", "2", "--waiting", "3", "--steps", "2"]
     monkeypatch.setattr("sys.argv", argv)
     main()
-    assert capsys.readouterr().out.count("total_us") == 2
+    assert capsys.readouterr().out.count("total_us") == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from django.db import OperationalError
 
@@ -25,6 +27,7 @@ def test_records_that_wait_are_told_of_once_and_so_is_their_end(
 
     monkeypatch.setattr(writer, "write_waiting", write)
     monkeypatch.setattr(writer, "EVERY_S", 0.001)
+    monkeypatch.setattr(writer, "_waiting", deque())  # other tests may have left some
     thread.run()
     assert tries == [False, False, False, False, True]
     wait = "records of 0 requests wait and are tried again every second: database is locked"

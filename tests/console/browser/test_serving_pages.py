@@ -40,8 +40,8 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     # As far beneath its name whether one value is typed or several, and flags in one piece.
     assert len(set(page.evaluate(GAPS))) == 1
     assert set(page.evaluate(LINES_OF_FLAGS)) == {1}
-    search.fill("speculative")
-    expect(page.locator(".setting:visible")).to_have_count(1)
+    search.fill("speculative")  # in a name, and in what another one says of itself
+    expect(page.locator(".setting:visible")).to_have_count(2)
     pair = page.get_by_label("speculative config: name")
     pair.first.fill("method")
     page.get_by_label("speculative config: value").first.fill("nonsense")

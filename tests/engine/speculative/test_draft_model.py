@@ -220,7 +220,7 @@ def test_a_device_that_runs_no_draft_models_refuses_one(
     monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
     folder = model_folder("llama")
     wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match="ngram and suffix are") as caught:
+    with pytest.raises(ConfigError, match="methods ngram, suffix, medusa, mlp") as caught:
         make(folder, speculative_config=wanted)
     assert caught.value.param == "speculative_config"
 
