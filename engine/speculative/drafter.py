@@ -80,6 +80,8 @@ class Drafter:
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
+        #: Seconds that it took to give steps a model's drafts, beside the model's own.
+        self._planning = 0.0
         self._purses = Purses()
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
@@ -102,7 +104,7 @@ class Drafter:
         self._take_checked()
         self._forget_those_that_left()
         rows, width = [self._row(each) for each in decoding], len(decoding)
-        step = Step(width, min(room, self.costs.most - width), beside)
+        step = Step(width, min(room, self.costs.most - width), beside, self._planning)
         off = 0 < self._config.disable_by_batch_size <= width
         if off or step.most < 1:
             return self._rest(decoding)
@@ -112,6 +114,8 @@ class Drafter:
         self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
         drafts = self._tried(rows, step, needed)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
+        if self.model is not None and drafts:
+            self._planning += 0.1 * (self._looked - self._planning)
         self._charge(self._purses.pay_looks, self._looked / width, rows, step)
         return drafts
 

@@ -16,11 +16,14 @@ _SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
 
 
 class Step(NamedTuple):
-    """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens."""
+    """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens, and the
+    seconds that it takes the host to give it drafts of a model.
+    """
 
     width: int
     most: int
     beside: int
+    planning: float = 0.0
 
 
 class Promise(NamedTuple):
@@ -61,7 +64,7 @@ class Planner:
         needed = 1.0
         for more, depth in ((1, 1), (count, -(-count // width))):
             seconds = costs.with_drafts(width, more, beside)
-            seconds += looking + self._drawing(depth, min(more, width))
+            seconds += looking + step.planning + self._drawing(depth, min(more, width))
             needed = min(needed, width * (seconds / now - 1.0) / more)
         if needed <= 0.0:
             return -inf
@@ -84,7 +87,7 @@ class Planner:
                 reading += each.reading
             depth = max(depth, 1 - each.place)
             count = len(chosen) + 1
-            drawing = self._drawing(depth, len(rows))
+            drawing = self._drawing(depth, len(rows)) + step.planning
             wider = costs.with_drafts(width, count, step.beside)
             seconds = wider * (1.0 + costs.doubt(width + count)) + drawing + reading
             if (tokens - left * each.chance) / seconds <= best:

@@ -251,7 +251,8 @@ def test_drafts_of_a_head_are_counted(watched: Watched, tmp_path: Path) -> None:
     folder, head = eager_model(tmp_path)
     drafts = json.dumps({"method": "eagle", "model": str(head), "num_speculative_tokens": 4})
     accepted, drafted = 0.0, 0.0
-    # Drafts come where they pay, by what was measured at the start: on a busy machine perhaps wrong.
+    # Drafts come where they pay, by what was measured at the start, on a busy machine perhaps
+    # wrongly.
     for _ in range(5):
         watched.product.manage(
             *("load_model", str(folder), "--name", "eager", "--max-model-len", "512", "--wait"),

@@ -22,7 +22,11 @@ EDITS = [
     ("gate.h", "float limit, alpha;", "float limit; int alpha;"),
     ("step.h", "double *top_p,", "double *bias, *top_p,"),
     ("step.h", "  int64_t num_rows;", "  int64_t num_rows, more;"),
-    ("lora.h", "  int64_t count;\n};\n\n// Where the", "  int64_t count, more;\n};\n\n// Where the"),
+    (
+        "lora.h",
+        "  int64_t count;\n};\n\n// Where the",
+        "  int64_t count, more;\n};\n\n// Where the",
+    ),
     ("structs.cpp", "QUIRE_OPEN(LoraUse);", "QUIRE_OPEN(LoraUse);\n  QUIRE_FIELD(more);"),
     ("structs.cpp", "  list_norm(listing);", '  listing.open("Extra", 8);'),
 ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from engine.speculative import purses as module
+from engine.speculative.planner import Planner, Promise, Step
 from engine.speculative.purses import Purses, Spending
+from engine.speculative.step_costs import StepCosts
 
 
 def filled(step: int = 1, **rows: int) -> Purses:
@@ -95,3 +99,20 @@ def test_a_step_takes_what_a_tenant_can_bear_and_no_draft_behind_one_that_it_can
     assert not spending.takes("a", 0.0)
     assert not spending.takes("b", price)
     assert Spending(purses).takes("b", 0.0)
+
+
+def test_the_time_that_planning_takes_is_a_drafts_too() -> None:
+    """A draft that is sure to hold brings half as much as the step of two rows."""
+    costs, drawing = StepCosts(), StepCosts()
+    for _ in range(100):
+        for width in (1, 2, 3, 4):
+            costs.note(width, 0.01)
+        drawing.note(1, 0.001)
+    purses = Purses()
+    purses.fill(1, {"a": 2})
+    planner = Planner(costs, drawing, purses, most=1)
+    for planning, paid in ((0.001, True), (0.02, False)):
+        step = Step(2, 4, 0, planning)
+        planner.choose([Promise(1.0, 0, 7, "a")], step)
+        assert planner.pays is paid
+        assert (planner.needed_odds(step, 0.0) < inf) is paid
