@@ -7,17 +7,15 @@ It learns the conversations that the demo model was trained on, and begins with 
 
 from __future__ import annotations
 
-import argparse
-import time
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from demo.fit import fit, run
 from demo.rows import Batch
-from demo.train import BETAS, CLIP, batches, export, schedule
+from demo.train import batches, export
 
 SEED = 29
 STEPS, WARM_UP = 1000, 30
@@ -77,36 +75,14 @@ def train(base: Path, out: Path, steps: int) -> None:
     tokens = AutoTokenizer.from_pretrained(base)
     target = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     draft = initial(target)
-    optimizer = torch.optim.AdamW(draft.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0)
-    rates = LambdaLR(optimizer, lambda step: schedule(step, steps, WARM_UP))
     print(f"{draft.num_parameters():,} parameters", flush=True)
-    started, losses = time.monotonic(), []
-    for step, batch in zip(range(steps), batches(tokens, SEED, echo_steps=0)):
-        loss = loss_of(draft, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(draft.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        rates.step()
-        losses.append(loss.item())
-        if (step + 1) % 50 == 0:
-            mean, seconds = sum(losses[-50:]) / 50, time.monotonic() - started
-            print(f"step {step + 1}/{steps} loss {mean:.4f} {seconds:.0f} s", flush=True)
+    fit(
+        draft, batches(tokens, SEED, echo_steps=0), lambda batch: loss_of(draft, batch),
+        steps=steps, rate=RATE, warm_up=WARM_UP,
+    )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     export(out, draft, tokens)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    train(options.model, options.out, options.steps)
-
-
 if __name__ == "__main__":
-    main()
+    run(train, STEPS, __doc__)

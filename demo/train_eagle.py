@@ -10,20 +10,18 @@ makes it fit a model that was widened as much.
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from demo.fit import fit, run
 from demo.rows import Batch
-from demo.train import BETAS, CLIP, batches, schedule
+from demo.train import batches
 
 SEED = 31
 STEPS, WARM_UP = 400, 30
@@ -93,34 +91,12 @@ def train(base: Path, out: Path, steps: int) -> None:
     tokens = AutoTokenizer.from_pretrained(base)
     target = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).requires_grad_(False)
     head = Head(target.config)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0)
-    rates = LambdaLR(optimizer, lambda step: schedule(step, steps, WARM_UP))
-    started, losses = time.monotonic(), []
-    for step, batch in zip(range(steps), batches(tokens, SEED, echo_steps=0)):
-        loss = loss_of(head, target, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(head.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        rates.step()
-        losses.append(loss.item())
-        if (step + 1) % 20 == 0:
-            mean, seconds = sum(losses[-20:]) / 20, time.monotonic() - started
-            print(f"step {step + 1}/{steps} loss {mean:.4f} {seconds:.0f} s", flush=True)
+    fit(
+        head, batches(tokens, SEED, echo_steps=0), lambda batch: loss_of(head, target, batch),
+        steps=steps, rate=RATE, warm_up=WARM_UP,
+    )  # fmt: skip
     save(head, target.config, out)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    train(options.model, options.out, options.steps)
-
-
 if __name__ == "__main__":
-    main()
+    run(train, STEPS, __doc__)
