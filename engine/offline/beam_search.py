@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.lora_request import refs_of
 from engine.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.beam_search_params import BeamSearchParams
+from engine.offline.methods import OfflineMethods
 from engine.offline.progress import UseTqdm
 from engine.offline.prompts import Prompt
 from engine.text.tokenizer import Tokenizer
@@ -43,13 +44,10 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-class BeamSearchMethods:
-    """What a class with `generate` and a tokenizer gets of beam search."""
+class BeamSearchMethods(OfflineMethods, ABC):
+    """Beam search by `generate`."""
 
-    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        """The tokenizer of an adapter's texts; None with skip_tokenizer_init."""
-        raise NotImplementedError
-
+    @abstractmethod
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -59,7 +57,6 @@ class BeamSearchMethods:
         lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Outputs for all prompts."""
-        raise NotImplementedError
 
     def beam_search(
         self,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora_request import refs_of
@@ -24,7 +22,6 @@ from engine.offline.prompts import Prompt, TokenPrompt, as_list, tokenise
 from engine.offline.tokenizer import OfflineTokenizer
 from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat
-from engine.text.tokenizer import Tokenizer
 
 Messages = list[dict[str, Any]]
 #: What may be given to `LLM` by its place, as vLLM has it; `model` comes before.
@@ -72,17 +69,8 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return made
 
     def _use(self, engine: LLMEngine) -> None:
-        self.llm_engine = engine
-        self.config, self.core, self._threads = engine.config, engine.core, engine.threads
-        self._ids = itertools.count()
+        super()._use(engine)
         self._enqueued: list[Collector] = []
-
-    @property
-    def _tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
-        return self.llm_engine.tokenizer
-
-    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        return self.llm_engine.tokenizer_of(adapter)
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""

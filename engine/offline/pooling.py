@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from engine.contract.lora_request import refs_of
 from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
 from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
 from engine.contract.similarity import pair_up, similarity
-from engine.core.engine_core import EngineCore
+from engine.offline.methods import OfflineMethods
 from engine.offline.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -29,7 +28,6 @@ from engine.offline.pooling_outputs import (
 )
 from engine.offline.progress import UseTqdm, progress
 from engine.offline.prompts import Prompt, as_list, tokenise
-from engine.offline.threads import TorchThreads
 from engine.text.tokenizer import Tokenizer
 
 Made = TypeVar("Made")
@@ -39,17 +37,8 @@ Entry = tuple[list[int], PoolingParams, str]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
-class PoolingMethods:
-    """Mixed into `LLM`, whose attributes it uses."""
-
-    core: EngineCore
-    _threads: TorchThreads
-    _tokenizer: Tokenizer | None
-    _ids: itertools.count[int]
-
-    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        """The tokenizer of an adapter's texts; None with skip_tokenizer_init."""
-        raise NotImplementedError
+class PoolingMethods(OfflineMethods):
+    """What a pooling model can be asked for."""
 
     def embed(
         self,
