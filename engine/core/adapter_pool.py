@@ -209,8 +209,23 @@ class AdapterPool:
                 ready += self._loaded(digest, entry, load)
         self._let_go_on()
         ready += self._serve_lines()
+        ready += self._refuse_for_good()
         self._begin_loads()
         return ready
+
+    def _refuse_for_good(self) -> Iterator[tuple[Request, QuireError]]:
+        """Requests whose adapter has no room any more, since others were pinned meanwhile."""
+        waiting = {*self._asked, *self._lines} if self._pinned else set()
+        for digest in waiting - self._entries.keys():
+            ref = self._wanted(digest)
+            try:
+                self._check_size(_file_bytes(ref), ref)
+            except InvalidRequest as refusal:
+                self._pinned.discard(digest)
+                if (asked := self._asked.pop(digest, None)) is not None:
+                    asked[1].set_exception(refusal)
+                for request in self._lines.pop(digest, ()):
+                    yield request, refusal
 
     def _loaded(
         self, digest: str, entry: _Entry, done: Future[AdapterFacts]

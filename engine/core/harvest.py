@@ -100,7 +100,7 @@ class Harvest:
         """Add a sequence's new tokens, up to the one that ends it, as one delta."""
         if sequence.num_placeholders:
             sequence.num_placeholders -= 1
-        self._charge(sequence)
+        self._charge(sequence, len(sampled))
         first = sequence.first_token_at == 0.0
         if first:
             sequence.first_token_at = time.time()

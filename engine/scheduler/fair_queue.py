@@ -72,10 +72,10 @@ class FairQueue(WaitingQueue):
         self._served_at[tenant] = self._served_tokens
         self._last_served = self.counters[tenant]
 
-    def charge_output(self, sequence: Sequence) -> None:
-        """A sequence got one output token."""
-        self._served_tokens += 1
-        self._charge(sequence, OUTPUT_COST)
+    def charge_output(self, sequence: Sequence, num_tokens: int = 1) -> None:
+        """A sequence got output tokens: several where drafts held."""
+        self._served_tokens += num_tokens
+        self._charge(sequence, OUTPUT_COST * num_tokens)
 
     def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:
         """See `WaitingQueue`: as much work as for tokens of a prompt."""

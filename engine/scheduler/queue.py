@@ -115,8 +115,8 @@ class WaitingQueue(ABC):
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
         """A step computes so many more tokens of a prompt. Fair policies count it."""
 
-    def charge_output(self, sequence: Sequence) -> None:  # noqa: B027
-        """A sequence got one output token. Fair policies count it."""
+    def charge_output(self, sequence: Sequence, num_tokens: int = 1) -> None:  # noqa: B027
+        """A sequence got output tokens. Fair policies count them."""
 
     def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
         """A step computed tokens of a sequence that it didn't get. Fair policies count them."""

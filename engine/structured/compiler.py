@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.contract.errors import EngineFault
 from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
 from engine.structured.grammar import CompiledGrammar
-from engine.structured.jobs import Job, JobLine
+from engine.structured.jobs import Job, JobLine, Outcome
 from engine.structured.process import COMMAND, CompileProcess, Limits, WorkerFailed
 from engine.structured.source import GrammarSpec
 
@@ -74,7 +75,7 @@ class Compiler:
             self.line.finish(job, self._outcome(process, job))
         process.reap()
 
-    def _outcome(self, process: CompileProcess, job: Job) -> CompiledGrammar | str:
+    def _outcome(self, process: CompileProcess, job: Job) -> Outcome:
         try:
             grammar, num_bytes = process.compile(job.spec.data)
             row = np.zeros(self.vocabulary.num_words, dtype=np.int32)
@@ -85,7 +86,7 @@ class Compiler:
             # Whatever it was, the request gets an answer and the thread lives on.
             if not isinstance(error, WorkerFailed):
                 log.exception("A grammar couldn't be compiled")
-            return f"the compiler failed: {error}"
+            return EngineFault(f"The grammar couldn't be compiled: {error}")
         return CompiledGrammar(matcher, num_bytes + len(grammar))
 
     def _own_tokenizer(self) -> LLTokenizer:

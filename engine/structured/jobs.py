@@ -6,10 +6,12 @@ import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from engine.contract.errors import EngineOverloaded
+from engine.contract.errors import EngineFault, EngineOverloaded
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.source import GrammarSpec
 
+#: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
+Outcome = CompiledGrammar | str | EngineFault
 #: Grammars of one tenant that wait; more are refused with 429.
 MAX_PENDING_PER_TENANT = 256
 
@@ -25,7 +27,7 @@ class Job:
     """
 
     spec: GrammarSpec
-    outcome: CompiledGrammar | str | None = None
+    outcome: Outcome | None = None
     charged_to: str | None = None
     num_waiters: int = 0
     tenants: set[str] = field(default_factory=set)
@@ -92,7 +94,7 @@ class JobLine:
                 self._changed.wait()
             return None
 
-    def finish(self, job: Job, outcome: CompiledGrammar | str) -> None:
+    def finish(self, job: Job, outcome: Outcome) -> None:
         """Say what came of a job that was taken."""
         with self._changed:
             tenant = job.charged_to or ""

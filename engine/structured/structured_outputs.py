@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.thinking import Phase, Thinking
 from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
@@ -85,7 +85,7 @@ class StructuredOutputManager:
         self._waiting[request.request_id] = (request, job)
         return False
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, InvalidRequest | None]]:
+    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose grammar has been compiled, or why it can't be.
 
         Waits up to `timeout_s` for the first.
@@ -96,14 +96,18 @@ class StructuredOutputManager:
             self._started_compiler().line.wait(
                 [job for _, job in self._waiting.values()], timeout_s
             )
-        ready: list[tuple[Request, InvalidRequest | None]] = []
+        ready: list[tuple[Request, QuireError | None]] = []
         for request, job in list(self._waiting.values()):
-            if job.outcome is None:
+            outcome = job.outcome
+            if outcome is None:
                 continue
             del self._waiting[request.request_id]
-            self.cache.put(job.spec.key, job.outcome)
+            if isinstance(outcome, EngineFault):  # the next one may well be compiled
+                ready.append((request, outcome))
+                continue
+            self.cache.put(job.spec.key, outcome)
             try:
-                self._begin(request, job.outcome)
+                self._begin(request, outcome)
             except InvalidRequest as error:
                 ready.append((request, error))
             else:

@@ -19,6 +19,7 @@ from django.urls import Resolver404, get_resolver
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded, error_response
 from inference.generation.discarded import unbilled_unless_finished
+from inference.rendering.pool import rendering_for
 from inference.web.asked import Asked, asked, endpoint_of, note_refusal
 from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, GatewayView
@@ -71,6 +72,7 @@ async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outc
     request_id = new_id("batch_req")
     render, no_room = error_response, False
     asked.set(Asked(request_id, endpoint_of(path), caller))
+    rendering_for.set(caller.tenant)
     try:
         caller.require("inference")
         caller.check_endpoint(path)

@@ -143,11 +143,17 @@ class Generation:
         await get_engine_client().start()
         outputs = await _outputs_of(job)  # before anything is held for it
         taken: Taken | None = None
-        if position is None:
-            admission = await cls._admit(job)
-        else:
-            admission, taken = await take_over(job, position, fingerprint)
-        generation = cls(job, admission, outputs, taken)
+        try:
+            if position is None:
+                admission = await cls._admit(job)
+            else:
+                admission, taken = await take_over(job, position, fingerprint)
+            generation = cls(job, admission, outputs, taken)
+        except BaseException as error:
+            # Its client left, say, while Redis let it in: nobody else gives back what it holds.
+            if position is None and not isinstance(error, QuireError):
+                spawn(settle(_never_begun(job)))
+            raise
         generation._continuity.begin(fingerprint, admission)
         return generation
 
@@ -424,6 +430,25 @@ class Generation:
                 cached for cached, tokens in zip(self._cached, got, strict=True) if any(tokens)
             ),
         )
+
+
+def _never_begun(job: Job) -> UsageRecord:
+    """The usage of a request that ended before the engine heard of it."""
+    return UsageRecord(
+        request_id=job.request_id,
+        tenant_id=job.caller.tenant_id,
+        key_id=job.caller.key_id,
+        user_id=job.caller.user_id,
+        endpoint=job.endpoint,
+        model=job.served.base,
+        prompt_tokens=0,
+        completion_tokens=0,
+        finish_reason="abort",
+        status=CLIENT_LEFT,
+        started_at=job.started_at,
+        duration_ms=(time.perf_counter() - job.received) * 1000,
+        stream=job.stream,
+    )
 
 
 async def _print_of(job: Job) -> bytes:

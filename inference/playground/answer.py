@@ -16,6 +16,7 @@ from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
 from inference.parsing.parts import BEGINNINGS, joined
 from inference.playground.access import SessionEnded
+from inference.rendering.pool import rendering_for
 from inference.resuming.position import ask_from
 from inference.web.asked import Asked, asked, note_refusal
 from tenants.authentication import Caller
@@ -62,6 +63,7 @@ class Answer:
         asked.set(
             Asked("", "playground", self._caller, model=str(self._message.get("model"))[:200])
         )
+        rendering_for.set(self._caller.tenant)
         turn: ChatTurn | None = None
         reason: str | None = None
         try:

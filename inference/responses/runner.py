@@ -13,6 +13,7 @@ from engine.contract.errors import QuireError
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, is_about_storage, report
 from inference.origins import origin_of
+from inference.rendering.pool import rendering_for
 from inference.responses.answer import ResponseAnswer, failed_response
 from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
@@ -123,6 +124,7 @@ class _Run:
         row, deadline = self._row, time.monotonic() + WAIT_S
         while await self._update({**row.body, "status": "in_progress"}):
             caller = await caller_again(row.key_id, row.user_id, row.tenant.slug)
+            rendering_for.set(caller.tenant)
             try:
                 return await start_turn(caller, request, time.perf_counter())
             except QuireError as error:

@@ -67,8 +67,10 @@ class ReplicaLog:
                 pipe.expire(self._key, KEPT_S)
                 pipe.execute()
         except (redis.RedisError, OSError):
-            with self._lock:
-                self._waiting.extendleft(reversed(lines))
+            with self._lock:  # in their order, so that the oldest give way
+                newer = list(self._waiting)
+                self._waiting.clear()
+                self._waiting.extend([*lines, *newer])
 
     def pump(self, fd: int) -> None:
         """Have a thread copy a process's output until its end, and then close it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -108,7 +109,12 @@ class Slot:
         if occupied:
             self.exit_detail = "another process serves under this replica id"
             return
-        self.process = self._spawn()
+        try:
+            self.process = self._spawn()
+        except (OSError, subprocess.SubprocessError) as error:
+            # No memory for one more process, say: what runs here goes on.
+            self._note_death(f"can't be started: {error}")
+            return
         if self.last_pid:
             self.restarts += 1
         self.last_pid, self.mark = self.process.pid, f"coming-{uuid.uuid4().hex}"

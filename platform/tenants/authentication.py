@@ -130,6 +130,7 @@ async def _find(
             await guard.count()
         return found
 
+    generation = _known.generation
     try:
         answer = await _guesses.get(name, ask)
     except ServiceUnavailable:
@@ -139,7 +140,7 @@ async def _find(
         return stale
     if answer is not UNKNOWN:
         _guesses.forget(name)
-        _known.put(name, answer)
+        _known.put(name, answer, generation)
     return answer
 
 

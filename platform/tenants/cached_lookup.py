@@ -1,6 +1,7 @@
 """A bounded cache in front of an expensive look-up, for one process."""
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,10 @@ V = TypeVar("V")
 class CachedLookup(Generic[K, V]):
     """Answers are kept `ttl` seconds, at most `size` of them, the longest unused leave first.
 
-    Callers who miss at the same moment share one look-up.
+    Callers who miss at the same moment share one look-up. Another thread may call `clear`.
+
+    Attributes:
+        generation: how often all was forgotten.
     """
 
     def __init__(
@@ -22,16 +26,16 @@ class CachedLookup(Generic[K, V]):
         self.ttl, self.size, self._clock = ttl, size, clock
         self._answers: OrderedDict[K, tuple[float, V]] = OrderedDict()
         self._flying: dict[K, asyncio.Task[V]] = {}
-        self._generation = 0
+        self.generation = 0
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def clear(self) -> None:
         """Forget every answer, also those that are being looked up right now."""
+        self.generation += 1
         self._answers.clear()
         self._flying.clear()
-        self._generation += 1
 
     def fresh(self, key: K) -> V | None:
         """The answer when it's known and young enough."""
@@ -42,7 +46,8 @@ class CachedLookup(Generic[K, V]):
         found = self._answers.get(key)
         if found is None or self._clock() - found[0] > seconds:
             return None
-        self._answers.move_to_end(key)
+        with contextlib.suppress(KeyError):  # all was forgotten just now
+            self._answers.move_to_end(key)
         return found[1]
 
     async def get(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V:
@@ -53,10 +58,12 @@ class CachedLookup(Generic[K, V]):
         # Shielded: one caller who goes away must not fail the others.
         return await asyncio.shield(self._flight(key, look_up))
 
-    def put(self, key: K, answer: V) -> None:
-        """Remember an answer as of now."""
+    def put(self, key: K, answer: V, generation: int | None = None) -> None:
+        """Remember an answer as of now; if it was looked up in an older `generation`, don't."""
+        if generation is not None and generation != self.generation:
+            return
+        self._answers.pop(key, None)
         self._answers[key] = (self._clock(), answer)
-        self._answers.move_to_end(key)
         while len(self._answers) > self.size:
             self._answers.popitem(last=False)
 
@@ -68,19 +75,18 @@ class CachedLookup(Generic[K, V]):
         task = self._flying.get(key)
         loop = asyncio.get_running_loop()
         if task is None or task.done() or task.get_loop() is not loop:
-            task = loop.create_task(self._run(key, look_up, self._generation))
+            task = loop.create_task(self._run(key, look_up, self.generation))
             self._flying[key] = task
             task.add_done_callback(lambda done: self._land(key, done))
         return task
 
     async def _run(self, key: K, look_up: Callable[[], Awaitable[V]], generation: int) -> V:
         answer = await look_up()
-        if generation == self._generation:
-            self.put(key, answer)
+        self.put(key, answer, generation)
         return answer
 
     def _land(self, key: K, task: "asyncio.Task[V]") -> None:
         if self._flying.get(key) is task:
-            del self._flying[key]
+            self._flying.pop(key, None)
         if not task.cancelled():
             task.exception()  # seen: callers may all have left

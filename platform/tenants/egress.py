@@ -13,6 +13,7 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from engine.contract.errors import InvalidRequest, QuireError
 from tenants.key_limits import networks_of
 
 TIMEOUT_S = 10.0
-#: Of an answer: nobody reads more than its status.
+#: Of an answer: nobody needs more than its status.
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_URL_CHARS = 2000
 
@@ -108,14 +109,21 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> int:
     target = check_url(url)
     address = resolve(target.host, target.port)
     connection = _Pinned(target, address)
+    # A socket's own timeout begins anew with each byte: an answer drop by drop would take days.
+    watch = threading.Timer(TIMEOUT_S, connection.cut)
+    watch.daemon = True
+    watch.start()
     try:
         connection.request("POST", target.path, body, {"User-Agent": "quire", **headers})
         answer = connection.getresponse()
-        answer.read(MAX_ANSWER_BYTES)
+        connection.check()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            answer.read(MAX_ANSWER_BYTES)
         return answer.status
     except (OSError, http.client.HTTPException) as error:
         raise EgressRefused(f"{target.host} doesn't answer: {error}.") from error
     finally:
+        watch.cancel()
         with contextlib.suppress(OSError):
             connection.close()
 
@@ -159,11 +167,29 @@ class _Pinned(http.client.HTTPConnection):
 
     def __init__(self, target: Target, address: Address) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_S)
-        self._target, self._address = target, address
+        self._target, self._address, self._is_late = target, address, False
 
     def connect(self) -> None:
         """To the address, not to what the name means by now."""
         self.sock = socket.create_connection((str(self._address), self._target.port), TIMEOUT_S)
         if self._target.scheme == "https":
-            context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self._target.host)
+            context, name = ssl.create_default_context(), self._target.host
+            # First here, then shaking hands: `cut` must find it.
+            made = context.wrap_socket(
+                self.sock, server_hostname=name, do_handshake_on_connect=False
+            )
+            self.sock = made
+            made.do_handshake()
+        self.check()
+
+    def cut(self) -> None:
+        """End it, whatever it waits for. From another thread."""
+        self._is_late = True
+        with contextlib.suppress(OSError):
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise `TimeoutError` once it was cut."""
+        if self._is_late:
+            raise TimeoutError("it took too long")

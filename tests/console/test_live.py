@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -16,7 +17,7 @@ from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 
 from console.live.consumer import MAX_TOPICS, ConsoleConsumer
-from console.live.hub import hub
+from console.live.hub import RightsWatch, hub
 from console.live.routing import SOCKET_PATH, websocket_urlpatterns
 from console.live.topics import TOPICS, Audience, Topic
 from tenants import actions
@@ -194,3 +195,25 @@ async def test_fault_26_a_reader_that_stands_still_holds_the_newest_alone() -> N
     for number in range(10_000):
         consumer._sink(("spoken", 1), {"n": number})
     assert consumer._pending == {("spoken", 1): {"n": 9_999}}
+
+
+async def test_who_comes_while_rights_are_looked_at_ends_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, lost, later = RightsWatch(), asyncio.Event(), asyncio.Event()
+
+    async def lose() -> None:
+        lost.set()
+
+    async def lose_later() -> None:
+        later.set()
+
+    def look(users: set[int]) -> dict[int, set[int]]:
+        watch._held[lose_later] = (2, {7})  # as `hold` does in the loop
+        return {user: set() for user in users}
+
+    monkeypatch.setattr("console.live.hub._rights", look)
+    monkeypatch.setattr("console.live.hub.LOOK_EVERY_S", 0.01)
+    watch.hold(lose, 1, {7})
+    await asyncio.wait_for(lost.wait(), 30)
+    await asyncio.wait_for(later.wait(), 30)  # at the next look

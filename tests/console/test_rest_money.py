@@ -6,12 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from metering import actions as money
 from metering.models import Budget, Price
+from metering.rules import read_rules
+from metering.seeding import seed
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import Role
@@ -153,3 +158,20 @@ def test_budgets_show_what_is_spent_and_prices_their_history(world: World) -> No
     assert call("DELETE", f"{PRICES}{begun.pk}/", operator).status_code == 409
     bad = call("POST", PRICES, operator, {**PRICE, "input_per_million": "x"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "input_per_million")
+
+
+def test_many_budgets_are_read_at_once(world: World) -> None:
+    secret, asked = secret_of(world, "operator"), []
+    for count in (1, 6):
+        for number in range(count):
+            money.set_budget(
+                actor=SYSTEM, tenant=world.acme, model=f"m{number}", period="day", tokens=5
+            )
+        rules = read_rules(world.acme.pk)
+        for budget in rules.budgets:
+            seed(rules.limit(budget, timezone.now()))  # as the first request does
+        call("GET", BUDGETS, secret)  # what is remembered for a while is there
+        with CaptureQueriesContext(connection) as seen:
+            assert len(call("GET", BUDGETS, secret).json()["results"]) == count
+        asked.append(len(seen))
+    assert asked[0] == asked[1]

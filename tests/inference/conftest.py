@@ -19,6 +19,7 @@ from engine.text import Tokenizer, load_tokenizer
 from inference.asgi import GatewayHandler
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.generation import background
+from inference.rendering.fair_threads import FairThreads
 from metering import rules
 from metering.records import UsageRecord, decode_record
 from metering.redis_clients import close_redis_link
@@ -165,3 +166,18 @@ async def served(gateway: Gateway) -> AsyncIterator[Gateway]:
     """A gateway with one fake replica, whose answers have 20 tokens and EOS at most."""
     async with gateway.serving(gateway.fake(eos_after=20)):
         yield gateway
+
+
+@pytest.fixture
+def rendered_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """In whose turns prompts are rendered: all of them are in threads here."""
+    settings.QUIRE = {**settings.QUIRE, "INLINE_RENDER_CHARS": 0}
+    tenants: set[str] = set()
+    submit = FairThreads.submit
+
+    def spy(threads: FairThreads, tenant: str, job: Callable[[], Any]) -> Any:
+        tenants.add(tenant)
+        return submit(threads, tenant, job)
+
+    monkeypatch.setattr(FairThreads, "submit", spy)
+    return tenants

@@ -51,6 +51,17 @@ def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
 
 
+async def test_it_waits_for_its_tenants_turn_to_be_rendered(
+    gateway: Gateway, sent: list[str], rendered_for: set[str]
+) -> None:
+    async with gateway.serving(gateway.fake()):
+        made, stream = await begin(gateway, sent)
+        rendered_for.clear()
+        await run_response(made, "worker")
+        await stream
+    assert rendered_for == {gateway.rows.tenant.slug}
+
+
 async def test_it_is_told_while_it_is_made(
     gateway: Gateway, tokenizer: Tokenizer, sent: list[str]
 ) -> None:

@@ -507,6 +507,9 @@ async def test_fault_18_tenancy_is_the_servers_business(gateway: Gateway) -> Non
             refused(reply, "priority")
         for value in ("high", 1.5, True):
             refused(await gateway.client.chat(priority=value), "priority")
+        for value in (2**31, 2**70):  # more than a message to a replica can hold
+            for reply in await both(gateway, priority=value):
+                refused(reply, "priority")
         assert (await gateway.client.chat(priority=5)).status == 200
     assert replica.received[-1].priority == 5
 

@@ -9,7 +9,9 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from inference.asgi import GatewayHandler
+from inference.generation import generation
 from metering import actions as money
+from metering.access import Admission
 from metering.keeper import outputs_of
 from metering.redis_clients import sync_client
 from tenants import actions
@@ -144,3 +146,25 @@ async def test_what_is_running_is_known_outside_the_gateway(gateway: Gateway) ->
         reply = (await answer).json()
     ((_, count),) = outputs_of(sync_client(), outbox).items()
     assert count == reply["usage"]["completion_tokens"] == 60
+
+
+async def test_who_leaves_while_it_is_let_in_keeps_no_place(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = await client_with(served, max_running_requests=1)
+    let_in, admit = asyncio.Event(), generation.admit
+
+    async def slow(*asked: Any) -> Admission:
+        found = await admit(*asked)
+        if not let_in.is_set():
+            let_in.set()
+            await asyncio.sleep(60)  # Redis has said yes, and the loop is busy
+        return found
+
+    monkeypatch.setattr(generation, "admit", slow)
+    asking = narrow.open("POST", CHAT, chat_body("x"))
+    await let_in.wait()
+    await asking.leave()
+    async with asyncio.timeout(30):  # it's given back beside what goes on
+        while (await narrow.post(CHAT, chat_body("x"))).status != 200:
+            pass

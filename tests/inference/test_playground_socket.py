@@ -79,6 +79,15 @@ def generate(name: str = "c1", **fields: Any) -> dict[str, Any]:
     return {"type": "generate", "id": name, "model": "fake", "messages": HELLO, **fields}
 
 
+async def test_an_answer_waits_for_its_tenants_turn_to_be_rendered(
+    gateway: Gateway, session_key: str, rendered_for: set[str]
+) -> None:
+    async with gateway.serving(gateway.fake()), socket(session_key) as page:
+        await page.send_json_to(generate())
+        await frames_until(page, "done", "error")
+    assert rendered_for == {gateway.rows.tenant.slug}
+
+
 async def test_an_answer_comes_in_frames(
     gateway: Gateway, tokenizer: Tokenizer, session_key: str
 ) -> None:

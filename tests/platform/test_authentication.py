@@ -135,6 +135,19 @@ async def test_a_revoked_key_is_refused_at_once_in_this_process(world: World) ->
     assert "revoked" in (await refused(bearer(world.secret))).message
 
 
+async def test_a_key_revoked_while_it_is_looked_up_is_refused_from_then_on(world: World) -> None:
+    look_up = authentication._look_up
+
+    def slow(public_id: str, digest: str) -> object:
+        found = look_up(public_id, digest)
+        actions.revoke_key(actor=SYSTEM, key=world.key)
+        return found
+
+    with patch.object(authentication, "_look_up", slow):
+        await authenticate(bearer(world.secret))
+    assert "revoked" in (await refused(bearer(world.secret))).message
+
+
 async def test_a_key_revoked_by_another_process_is_refused_within_the_caches_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

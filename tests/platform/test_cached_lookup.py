@@ -135,3 +135,15 @@ def test_loops_of_their_own_do_not_wait_for_each_other() -> None:
 
     asyncio.run(abandon())
     assert asyncio.run(cache.get("k", work)) == 5
+
+
+async def test_all_may_be_forgotten_from_another_thread_in_any_moment(clock: Clock) -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=lambda: moment())
+
+    def moment() -> float:
+        cache.clear()  # as a commit in another thread does, between two lines here
+        return clock.now
+
+    cache._answers["k"] = (clock.now, 7)
+    assert cache.fresh("k") in (None, 7)
+    assert len(cache) == 0

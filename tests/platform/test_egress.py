@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -16,12 +17,17 @@ from tenants.egress import EgressRefused, check_public, check_url, post, resolve
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Keeps what it gets; redirects what asks for `/away`."""
+    """Keeps what it gets; redirects what asks for `/away`, and is slow to answer `/slow`."""
 
     got: list[tuple[str, bytes, str]]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/slow":
+            for letter in b"HTTP/1.1 200 OK\r\nX-Drop: by drop\r\n\r\n":
+                time.sleep(0.05)
+                self.wfile.write(bytes([letter]))
+            return
         self.server.got.append((self.path, body, self.headers["Host"]))  # type: ignore[attr-defined]
         self.send_response(302 if self.path == "/away" else 204)
         self.send_header("Location", "/elsewhere")
@@ -86,6 +92,15 @@ def test_fault_62_however_this_machine_is_written(host: str, server: HTTPServer)
 def test_fault_62_a_redirect_is_not_followed(server: HTTPServer, allowed: None) -> None:
     assert post(f"http://127.0.0.1:{server.server_port}/away", b"x", {}) == 302
     assert [path for path, *_ in server.got] == ["/away"]  # type: ignore[attr-defined]
+
+
+def test_fault_62_an_answer_drop_by_drop_holds_nobody_up(
+    server: HTTPServer, allowed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, but not all of them."""
+    monkeypatch.setattr(egress, "TIMEOUT_S", 0.5)
+    with pytest.raises(EgressRefused, match="doesn't answer"):
+        post(f"http://127.0.0.1:{server.server_port}/slow", b"x", {})
 
 
 def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(

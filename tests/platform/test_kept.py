@@ -31,6 +31,25 @@ def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal
         kept.kill()
 
 
+def test_what_cant_be_started_is_tried_again_and_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = KeptProcesses("sleeper", ["-c", "import time; time.sleep(300)"])
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise OSError("Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("config.up.kept.spawn", no_memory)
+        kept.tick()
+        assert not pids(kept)
+    try:
+        until(kept, lambda: len(pids(kept)) == 1)
+        assert not kept.broken
+    finally:
+        kept.kill()
+
+
 def test_fault_48_what_a_signal_froze_is_ended_though_nobody_comes_round() -> None:
     """A gateway that stands still in a transaction holds what its supervisor's loop waits for."""
     kept = KeptProcesses("sleeper", ["-c", "import time; time.sleep(300)"], count=2)

@@ -99,3 +99,18 @@ def test_without_redis_the_lines_wait() -> None:
     log.flush()
     assert list(log._waiting)[-1] == str(MOST_LINES + 9)
     assert len(log._waiting) == MOST_LINES
+
+
+def test_lines_that_come_while_redis_is_asked_push_out_the_oldest() -> None:
+    class Slow:
+        """Fails, and hears of a line before it does."""
+
+        def pipeline(self, *, transaction: bool) -> Any:
+            log.add("newest")
+            raise redis.ConnectionError
+
+    log = ReplicaLog(Slow(), PREFIX, "r")  # type: ignore[arg-type]
+    for number in range(MOST_LINES):
+        log.add(str(number))
+    log.flush()
+    assert (log._waiting[0], log._waiting[-1]) == ("1", "newest")

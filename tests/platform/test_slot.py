@@ -56,6 +56,21 @@ def test_fault_57_the_wait_doubles_up_to_its_bound() -> None:
     assert gateway_settings().failover_wait_s >= 2 * MAX_BACKOFF_S  # and a start has the rest
 
 
+def test_a_process_that_cant_be_started_is_tried_again_later(clock: Clock) -> None:
+    slot = Slot("r", 1, ["/no/such/program"], drain_seconds=1.0, clock=clock)
+    slot.start_if_due(occupied=False)  # one of many replicas: the others must not end for it
+    state, detail = slot.state(None)
+    assert state is ReplicaState.FAILED
+    assert "can't be started" in detail
+    assert slot.process is None
+    slot.command = [sys.executable, "-c", ""]
+    slot.start_if_due(occupied=False)
+    assert slot.process is None
+    clock.now += backoff(1)
+    slot.start_if_due(occupied=False)
+    run_until_dead(slot)
+
+
 def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(
     clock: Clock,
 ) -> None:

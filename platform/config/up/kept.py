@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,13 +46,22 @@ class KeptProcesses:
         for index, process in enumerate(self._processes):
             if process is not None and (status := process.poll()) is not None:
                 lived = time.monotonic() - process.started
-                self._failures[index] = 1 if lived > 10 else self._failures[index] + 1
-                self._due[index] = time.monotonic() + backoff(self._failures[index])
+                self._failures[index] = 0 if lived > 10 else self._failures[index]
+                self._note_failure(index)
                 self._processes[index] = None
                 logger.warning("%s %d %s", self._name, index, describe_exit(status))
                 self._on_death(process.pid)
             if self._processes[index] is None and time.monotonic() >= self._due[index]:
-                self._processes[index] = self._start(index)
+                try:
+                    self._processes[index] = self._start(index)
+                except (OSError, subprocess.SubprocessError) as error:
+                    # No memory for one more process, say: what runs beside it goes on.
+                    logger.warning("%s can't be started: %s", self._name, error)
+                    self._note_failure(index)
+
+    def _note_failure(self, index: int) -> None:
+        self._failures[index] += 1
+        self._due[index] = time.monotonic() + backoff(self._failures[index])
 
     @property
     def broken(self) -> bool:

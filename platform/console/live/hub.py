@@ -126,19 +126,26 @@ class RightsWatch:
     async def _look(self) -> None:
         while self._held:
             await asyncio.sleep(LOOK_EVERY_S)
+            # Who comes during the look wasn't asked after, and has lost nothing.
+            looked_at = dict(self._held)
             try:
-                allowed = await in_db_thread(_rights, {user for user, _ in self._held.values()})
+                allowed = await in_db_thread(_rights, {user for user, _ in looked_at.values()})
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("rights of open sockets can't be looked at: %s", error)
                 continue
             lost = [
                 call
-                for call, (user, tenants) in self._held.items()
-                if 0 not in allowed[user] and tenants - allowed[user]
+                for call, held in looked_at.items()
+                if self._held.get(call) == held and _misses(held[1], allowed[held[0]])
             ]
             for call in lost:
                 self._held.pop(call, None)
             await asyncio.gather(*(call() for call in lost), return_exceptions=True)
+
+
+def _misses(tenants: set[int], allowed: set[int]) -> bool:
+    """Whether one of these isn't allowed."""
+    return 0 not in allowed and bool(tenants - allowed)
 
 
 def _rights(users: set[int]) -> dict[int, set[int]]:

@@ -47,6 +47,16 @@ class NewPriceSerializer(serializers.Serializer):
     output_per_million = serializers.CharField(max_length=40)
 
 
+class _BudgetList(serializers.ListSerializer):
+    """Budgets of one tenant: their counters are read at once."""
+
+    def to_representation(self, data: Any) -> list[Any]:
+        """Each row."""
+        rows = list(data)
+        self.context["states"] = {state.budget.pk: state for state in states_of(rows)}
+        return super().to_representation(rows)
+
+
 class BudgetSerializer(serializers.ModelSerializer):
     """A budget with what is spent of it in the present period.
 
@@ -62,12 +72,14 @@ class BudgetSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Budget
+        list_serializer_class = _BudgetList
         fields = ("id", "key", "model", "period", "tokens", "amount", "alert_percent")
         fields += ("spent_tokens", "spent_amount", "starts_at", "ends_at", "warning")
 
     def to_representation(self, instance: Budget) -> dict[str, Any]:
         """The row, and its counters."""
-        (state,) = states_of([instance])
+        known = self.context.get("states", {})
+        state = known.get(instance.pk) or states_of([instance])[0]
         if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
             self.context["known_names"] = names_for(instance.tenant)
         return {

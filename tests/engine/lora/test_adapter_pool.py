@@ -273,3 +273,18 @@ def test_what_nobody_asks_for_gives_its_memory_back(
     assert not pool.admit(idle)
     assert pool.take_ready(_PATIENCE_S) == [(idle, None)]
     pool.close()
+
+
+def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 100)
+    first, second = request(disk.ref(1), "a"), request(disk.ref(2), "b")
+    assert not pool.admit(first)
+    assert settle(pool) == [first]
+    assert not pool.admit(second)
+    asked = [pool.preload(disk.ref(number), pin=False) for number in (2, 3)]
+    pool.preload(disk.ref(1), pin=True)
+    ((refused, why),) = pool.take_ready(0.0)
+    assert (refused, isinstance(why, InvalidRequest)) == (second, True)
+    assert all(isinstance(each.exception(), InvalidRequest) for each in asked)
+    assert not pool.busy
+    pool.close()

@@ -123,10 +123,10 @@ def test_every_way_of_choosing_gives_the_same_with_drafts(
     assert by_place == sorted(by_place, reverse=True)
 
 
-def test_drafts_in_vain_are_taken_from_their_tenants_share_of_the_steps(
+def test_drafts_are_taken_from_their_tenants_share_of_the_steps(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each as a prompt's token, though nobody pays for them."""
+    """Those that hold as what they are, the others as a prompt's token, though nobody pays."""
     make_drafts_free(monkeypatch)
     served = {}
     for method in (None, {"method": "ngram", "num_speculative_tokens": 5}):
@@ -143,8 +143,10 @@ def test_drafts_in_vain_are_taken_from_their_tenants_share_of_the_steps(
             int(method is not None),
             flight.mean_accepted_length,
         )
-        in_vain = drafts - stats.spec_decode_num_accepted_tokens_total
-        assert (in_vain > 10) == (method is not None)
+        Seer.said = {(5, 6, 7): [list(output.outputs[0].token_ids)]}
+        held = stats.spec_decode_num_accepted_tokens_total
+        in_vain = drafts - held
+        assert (held > 0, in_vain > 0) == (method is not None, method is not None)
         served[method is None] = sum(counters.values()) - before - in_vain
     assert served[True] == served[False]
 

@@ -22,7 +22,7 @@ from engine.structured.backend import BadGrammar, Vocabulary
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
 from engine.structured.grammar import CompiledGrammar
-from engine.structured.jobs import Job, JobLine
+from engine.structured.jobs import Job, JobLine, Outcome
 from engine.structured.process import CompileProcess, Limits, WorkerFailed
 from engine.structured.source import GrammarSpec, spec_of
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
@@ -60,7 +60,7 @@ def compiler(vocabulary: Vocabulary) -> Iterator[Callable[..., Compiler]]:
         assert all(process._process is None for process in each.processes)
 
 
-def outcome(compiler: Compiler, job: Job, timeout_s: float = 60.0) -> CompiledGrammar | str:
+def outcome(compiler: Compiler, job: Job, timeout_s: float = 60.0) -> Outcome:
     compiler.line.wait([job], timeout_s)
     assert job.outcome is not None
     return job.outcome
@@ -142,6 +142,25 @@ def test_a_worker_that_cannot_start_is_an_error_not_a_hang(
         process.compile(spec(regex="a").data)
     process.close()
     process.reap()
+
+
+def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = params(regex="[a-f]{3}")
+
+    def no_memory(*_: object) -> None:
+        raise WorkerFailed("Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompileProcess, "compile", no_memory)
+        llm.core.add_request(request(asked))
+        (deltas,) = finish(llm.core).values()
+    assert deltas[-1].error is not None
+    assert (deltas[-1].error.status, deltas[-1].error.code) == (500, "engine_fault")
+    llm.core.add_request(request(asked))
+    (deltas,) = finish(llm.core).values()
+    assert deltas[-1].finish_reason == "stop"
 
 
 # -- several at once ------------------------------------------------------------------------------

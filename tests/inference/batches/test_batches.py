@@ -71,6 +71,14 @@ async def test_completions_run_in_batches_too(batches: Batches) -> None:
     assert answer["response"]["body"]["choices"][0]["token_ids"] == made_tokens([10, 11], 3)
 
 
+async def test_a_batch_waits_for_its_tenants_turn_to_be_rendered(
+    batches: Batches, rendered_for: set[str]
+) -> None:
+    async with batches.gateway.serving(batches.gateway.fake()):
+        await batches.run(await batches.create([request_line(1)]))
+    assert rendered_for == {batches.gateway.rows.tenant.slug}
+
+
 BAD_LINES: list[tuple[Any, str | None]] = [
     (b"{", None),
     (b"[1]", None),
