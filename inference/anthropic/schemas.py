@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label, ModelName
+from inference.openai.schemas.base import Label, ModelName, Priority
 from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.tools import MAX_TOOLS
 from inference.web.fails_fast import FailsFast
@@ -207,5 +207,5 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     metadata: Metadata | None = None
-    priority: int | None = 0
+    priority: Priority | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.contract.adapters import digest_of
-from engine.contract.errors import EngineUnavailable, QuireError
+from engine.contract.errors import EngineFault, EngineUnavailable, QuireError
 from engine.contract.protocol import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
 from engine.contract.redis_clients import async_client
 from inference.engine_client.connection import reading_link, short_link
@@ -221,7 +221,12 @@ class EngineClient:
             self.journal.placed(flight.stream, flight.number, flight.bits)
         replica.submitted += 1
         attempt = flight.attempt
-        self._inbox.post(beat.replica_id, message, lambda _: self._unsent(flight, attempt))
+        try:
+            self._inbox.post(beat.replica_id, message, lambda _: self._unsent(flight, attempt))
+        except (OverflowError, TypeError, ValueError):  # msgspec's, of what no message can hold
+            # No other try ends otherwise, and whoever waits for it must hear of it.
+            logger.exception("Request %s can't be written.", flight.engine_id)
+            self.fail(flight, EngineFault("The request can't be sent to an engine."))
         return True
 
     def _unsent(self, flight: Flight, attempt: int) -> None:

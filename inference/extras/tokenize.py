@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from engine.contract.errors import InvalidRequest
 from inference.chat.job import prompt_token_ids
 from inference.generation import Served, find_served
+from inference.generation.field_names import renamed
 from inference.openai.schemas import ChatRequest
 from inference.openai.schemas.base import ModelName, Refused
 from inference.openai.schemas.messages import Messages
@@ -108,7 +109,10 @@ class DetokenizeView(GatewayView):
         served = await find_served(request.caller, wanted.model, task=None)
         tokens: list[int] = []
         if wanted.tokens:
-            tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
+            try:
+                tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
+            except InvalidRequest as error:
+                raise renamed(error, {"prompt": "tokens"}) from None
         text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
         response = json_response(_encode({"prompt": text}))
         name_ignored(response, ignored)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from engine.contract.errors import InvalidRequest
 from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label, ModelName, Tier
+from inference.openai.schemas.base import Label, ModelName, Priority, Tier
 from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.tools import MAX_TOOLS
 from inference.responses.namespaces import check_tools
@@ -164,7 +164,7 @@ class ResponsesRequest(KnownFields):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = 0
+    priority: Priority | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     def check(self) -> None:

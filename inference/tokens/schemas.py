@@ -12,7 +12,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import ThinkingParams
 from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.schemas import CompletionRequest
-from inference.openai.schemas.base import GenerateRequest, ModelName, StreamOptions
+from inference.openai.schemas.base import GenerateRequest, ModelName, Priority, StreamOptions
 from inference.openai.schemas.sampling import SamplingFields
 from inference.openai.serving import parse
 from inference.web.known_fields import KnownFields
@@ -53,7 +53,7 @@ class TokensRequest(KnownFields):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
-    priority: int | None = 0
+    priority: Priority | None = 0
     reasoning_ended: bool | None = None
 
     def thinking(self) -> ThinkingParams | None:

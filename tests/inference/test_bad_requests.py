@@ -264,6 +264,27 @@ async def test_fault_04_absurd_numbers_of_outputs_and_prompts(served: Gateway) -
     refused(await served.client.complete(["x"] * 100, n=100), "n")
 
 
+async def test_a_refusal_names_the_field_that_was_sent(served: Gateway) -> None:
+    for reply in await both(served, vllm_xargs={"a": [2**70]}):
+        refused(reply, "vllm_xargs")
+        assert "extra_args" not in reply.error["message"]
+    reply = await served.client.post("/detokenize", {"model": "fake", "tokens": [VOCAB]})
+    refused(reply, "tokens")
+    assert "prompt" not in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", CHAT, COMPLETION])
+async def test_priorities_that_no_message_can_hold(served: Gateway, path: str) -> None:
+    body = {"max_tokens": 1, "messages": [SAID]} if path in (CHAT, "/v1/messages") else {}
+    body |= {"input": "a"} if path == "/v1/responses" else {"prompt": "a"} if not body else {}
+    for value in (2**63, 10**400):
+        reply = await served.client.post(path, {"model": "fake", **body, "priority": value})
+        assert reply.status == 400, reply.body
+        message = reply.json()["error"]["message"]
+        assert "priority" in message
+        assert len(message) < 300
+
+
 async def test_fault_05_max_tokens_out_of_range(served: Gateway) -> None:
     for value in (0, -1, 2**31, 2**63, 10**40, "5", 5.0, 5.5, True):
         for reply in await both(served, max_tokens=value):

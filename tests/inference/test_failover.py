@@ -14,6 +14,7 @@ from engine.contract.numerics import Numerics
 from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import failover, get_engine_client
+from inference.openai.schemas import ChatRequest
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
@@ -440,6 +441,21 @@ async def test_what_an_earlier_attempt_still_sends_is_ignored(
             # The first one goes on for a while, to nobody.
             await asyncio.sleep(0.1)
             assert slow.running
+
+
+async def test_a_request_that_no_message_can_hold_ends_and_holds_up_nobody(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway.serving(gateway.fake()):
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatRequest, "tier", lambda *_: (2**70, None))
+            reply = await gateway.client.chat()
+        assert (reply.status, reply.error["code"]) == (500, "engine_fault")
+        assert list(get_engine_client().flights) == []
+        (usage,) = await gateway.usage()
+        assert (usage.completion_tokens, usage.status) == (0, 500), "it is settled"
+        await gateway.look()
+        assert (await gateway.client.chat()).status == 200
 
 
 async def test_without_a_seed_every_attempt_gets_the_same_one(gateway: Gateway) -> None:

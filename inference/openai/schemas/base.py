@@ -68,6 +68,8 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
+#: Smaller runs earlier. As wide as what a request to a replica can hold.
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tier = Literal["auto", "default", "flex", "priority"]
 #: Priorities of service tiers; the right to run earlier is the key's.
 FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
@@ -102,7 +104,7 @@ class GenerateRequest(FailsFast):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: Label | None = None
-    priority: int | None = 0
+    priority: Priority | None = 0
     service_tier: Tier | None = None
     metadata: Metadata | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -67,7 +67,8 @@ class CompletionRequest(SamplingFields):
         limit = gateway_settings().max_choices
         if choices > limit:
             raise InvalidRequest(
-                f"The request asks for {choices} outputs; at most {limit} may be.", param=name
+                f"A request may ask for {limit} outputs at most, of all its prompts together.",
+                param=name,
             )
 
     def _split_embeds(self) -> list[str]:

@@ -14,6 +14,7 @@ from engine.contract.sampling_params import (
 )
 from engine.contract.structured_outputs import StructuredOutputsParams
 from inference.errors import UnsupportedField
+from inference.generation.field_names import renamed
 from inference.openai.schemas.base import GenerateRequest
 from inference.openai.schemas.structured import StructuredFields
 
@@ -100,12 +101,15 @@ class SamplingFields(StructuredFields, GenerateRequest):
             # They come in place of the likeliest tokens, however many of those were asked for.
             values["logprob_token_ids"] = list(dict.fromkeys(self.logprob_token_ids))
             logprobs = None
-        return SamplingParams(
-            **values,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            structured_outputs=structured_outputs,
-        )
+        try:
+            return SamplingParams(
+                **values,
+                max_tokens=max_tokens,
+                logprobs=logprobs,
+                structured_outputs=structured_outputs,
+            )
+        except InvalidRequest as error:
+            raise renamed(error, {"extra_args": "vllm_xargs"}) from None
 
 
 #: Fields that become others, or that only say how a prompt is cut.
