@@ -450,6 +450,7 @@ class AdapterPool:
     def fill(self, stats: EngineStats) -> None:
         """Bring the figures of adapters up to date."""
         stats.adapter_bytes, stats.adapter_capacity_bytes = self.num_bytes, self.capacity
+        stats.adapter_slots = self._most or 0
         stats.adapter_loads_total = self._num_loads
         stats.adapter_load_seconds_total = self._load_seconds
         stats.adapter_evictions_total = self._num_evictions
