@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 _READERS, _AHEAD_BYTES = 2, 32 << 20
 #: Requests for loaded adapters that may pass one that waits for room.
 _MOST_OVERTAKING = 256
+#: Seconds that the first one waits for others where nothing runs: a step of a few takes as long as
+#: one of all.
+_TOGETHER_S = 0.01
 #: Adapters that left the device, of which something is still told.
 _MOST_REMEMBERED = 256
 #: Seconds from one look for adapters that nobody asks for to the next.
@@ -194,11 +197,12 @@ class AdapterPool:
     def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose adapter is there now, or why it can't be.
 
-        Waits up to `timeout_s` for the first.
+        Waits up to `timeout_s` for the first, and a moment for the others.
         """
         loading = [each.loading for each in self._entries.values() if each.loading is not None]
         if loading and timeout_s:
             wait(loading, timeout_s, FIRST_COMPLETED)
+            wait(loading, min(timeout_s, _TOGETHER_S))
         ready: list[tuple[Request, QuireError | None]] = []
         for digest, entry in list(self._entries.items()):
             if (load := entry.loading) is not None and load.done():

@@ -193,6 +193,18 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
         pool.close()
 
 
+def test_those_that_are_read_together_go_on_together_where_nothing_runs(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.core.adapter_pool._TOGETHER_S", _PATIENCE_S)
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    for number in (1, 2, 3):
+        pool.admit(request(disk.ref(number), str(number)))
+    ready = pool.take_ready(_PATIENCE_S)
+    assert [each.request_id for each, _ in ready] == ["1", "2", "3"]
+    pool.close()
+
+
 def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
     pool = AdapterPool(disk.load, disk.drop, 1000)
     disk.bad.add(disk.ref(1).digest)
