@@ -137,6 +137,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     #: Device memory that LoRA adapters have, and may have; loads of them and what those took.
     adapter_bytes: int = 0
     adapter_capacity_bytes: int = 0
+    #: How many may be on the device; 0: as many as its bytes hold.
+    adapter_slots: int = 0
     adapter_loads_total: int = 0
     adapter_load_seconds_total: float = 0.0
     adapter_evictions_total: int = 0

@@ -12,9 +12,9 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +23,7 @@ import msgspec
 from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.replica_state import EngineStats
+from engine.core.adapter_shares import IDLE_S, AdapterEntry, AdapterShares
 from engine.lora.host import AdapterHost
 from engine.lora.store import AdapterFacts
 from engine.scheduler.sequence import Request, Status
@@ -34,44 +35,14 @@ log = logging.getLogger(__name__)
 _READERS, _AHEAD_BYTES = 2, 32 << 20
 #: Requests for loaded adapters that may pass one that waits for room.
 _MOST_OVERTAKING = 256
+#: Seconds that the first one waits for others where nothing runs: a step of a few takes as long as
+#: one of all.
+_TOGETHER_S = 0.01
 #: Adapters that left the device, of which something is still told.
 _MOST_REMEMBERED = 256
-#: Seconds without a request after which an adapter's memory is given back, and from one look to
-#: the next. Reading it again takes milliseconds to a second.
-_IDLE_S, _LOOK_S = 600.0, 5.0
+#: Seconds from one look for adapters that nobody asks for to the next.
+_LOOK_S = 5.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(slots=True)
-class _Entry:
-    """An adapter on the device, or on its way there.
-
-    Attributes:
-        ref: as it was asked for last.
-        num_bytes: of device memory; before it is there, what its file has.
-        loading: what comes of it; None once it's there.
-        users: ids of requests that go through it.
-        pinned: never driven out.
-        used_at: the pool's clock when it was asked for last.
-        left_at: monotonic seconds when it was used last.
-        vocab_size: of its rows, where it brings tokens; 0: the model's.
-    """
-
-    ref: AdapterRef
-    num_bytes: int
-    loading: Future[AdapterFacts] | None = None
-    rank: int = 0
-    load_seconds: float = 0.0
-    users: set[str] = field(default_factory=set)
-    pinned: bool = False
-    used_at: int = 0
-    left_at: float = field(default_factory=time.monotonic)
-    vocab_size: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether its room may be had."""
-        return self.loading is None and not self.users and not self.pinned
 
 
 class AdapterPool:
@@ -100,7 +71,7 @@ class AdapterPool:
         self.capacity = capacity
         self._load, self._drop, self._most = load, drop, max_adapters
         self._refusal, self._forget, self._holds = refusal, forget, holds
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, AdapterEntry] = {}
         self._lines: dict[str, deque[Request]] = {}
         #: For loaded adapters, held back while others wait for room.
         self._held: list[Request] = []
@@ -108,6 +79,7 @@ class AdapterPool:
         #: What left the device for host memory, and when it was used last.
         self._in_host: dict[str, float] = {}
         self._looked_at = 0.0
+        self._shares = AdapterShares()
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
         self._overtaken = 0
@@ -158,51 +130,79 @@ class AdapterPool:
         ref = request.message.adapter
         if ref is None:
             return True
+        self._shares.note(ref.owner)
         entry = self._entries.get(ref.digest)
         loaded = entry is not None and entry.loading is None
-        if entry is not None and loaded and self._may_overtake():
+        may_go = entry is not None and loaded and self._may_use(entry, ref.owner)
+        if entry is not None and may_go and self._may_overtake(ref.owner):
             self._use(entry, request)
             return True
         if entry is None:
             self._check_size(_file_bytes(ref), ref)
         for sequence in request.sequences:
             sequence.status = Status.WAITING_OUTSIDE
-        if loaded:
+        if may_go:
             self._held.append(request)
             return False
         self._lines.setdefault(ref.digest, deque()).append(request)
         self._begin_loads()
         return False
 
-    def _may_overtake(self) -> bool:
-        """Whether a request for a loaded adapter needn't wait for others' turns."""
-        if not self._wants_room():
+    def _may_overtake(self, owner: str) -> bool:
+        """Whether an owner's request for a loaded adapter needn't wait for others' turns."""
+        if not self._wants_room(owner):
             self._overtaken = 0
             return True
         self._overtaken += 1
         return self._overtaken <= _MOST_OVERTAKING
 
-    def _wants_room(self) -> bool:
-        """Whether requests wait whose adapter isn't even being read yet."""
-        return any(digest not in self._entries for digest in self._lines)
+    def _wants_room(self, owner: str) -> bool:
+        """Whether requests wait for room that it's their owner's turn to have before this one."""
+        used = self._bytes_by_owner(in_use=True)
+        most = used.get(owner, 0)
+        return any(used.get(each, 0) <= most for each, _ in self._missing(self._lines))
+
+    def _missing(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Owner and digest of those that aren't even being read, though their owners may have more
+        in use.
+        """
+        may: dict[str, bool] = {}
+        for digest in digests:
+            if digest not in self._entries:
+                owner = self._wanted(digest).owner
+                if owner not in may:
+                    may[owner] = self._within_share(owner)
+                if may[owner]:
+                    yield owner, digest
+
+    def _within_share(self, owner: str) -> bool:
+        """Whether an owner may have one more in use."""
+        own = (e for e in self._entries.values() if e.ref.owner == owner and (e.users or e.loading))
+        return self._shares.holds(owner, own, self.capacity, self._most)
+
+    def _may_use(self, entry: AdapterEntry, owner: str) -> bool:
+        """Whether an owner's request may use one that is there."""
+        return bool(entry.users) or self._within_share(owner)
 
     def _let_go_on(self) -> None:
-        """Those that were held back stand in line again, once nobody waits for room."""
-        if self._wants_room():
-            return
-        for request in self._held:
-            if (ref := request.message.adapter) is not None:
+        """Those that were held back stand in line again, once nobody before them waits for room."""
+        held, self._held = self._held, []
+        for request in held:
+            ref = request.message.adapter
+            if ref is None or self._wants_room(ref.owner):
+                self._held.append(request)
+            else:
                 self._lines.setdefault(ref.digest, deque()).append(request)
-        self._held.clear()
 
     def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose adapter is there now, or why it can't be.
 
-        Waits up to `timeout_s` for the first.
+        Waits up to `timeout_s` for the first, and a moment for the others.
         """
         loading = [each.loading for each in self._entries.values() if each.loading is not None]
         if loading and timeout_s:
             wait(loading, timeout_s, FIRST_COMPLETED)
+            wait(loading, min(timeout_s, _TOGETHER_S))
         ready: list[tuple[Request, QuireError | None]] = []
         for digest, entry in list(self._entries.items()):
             if (load := entry.loading) is not None and load.done():
@@ -228,7 +228,7 @@ class AdapterPool:
                     yield request, refusal
 
     def _loaded(
-        self, digest: str, entry: _Entry, done: Future[AdapterFacts]
+        self, digest: str, entry: AdapterEntry, done: Future[AdapterFacts]
     ) -> list[tuple[Request, QuireError | None]]:
         """A load has ended; the requests that learn why it failed."""
         asked = self._asked.pop(digest, None)
@@ -255,13 +255,13 @@ class AdapterPool:
     def _serve_lines(self) -> Iterator[tuple[Request, QuireError | None]]:
         """Requests that wait for an adapter that is there."""
         for digest in list(self._lines):
-            entry = self._entries.get(digest)
-            if entry is not None and entry.loading is None:
+            entry, owner = self._entries.get(digest), self._wanted(digest).owner
+            if entry is not None and entry.loading is None and self._may_use(entry, owner):
                 for request in self._lines.pop(digest):
                     self._use(entry, request)
                     yield request, None
 
-    def _use(self, entry: _Entry, request: Request) -> None:
+    def _use(self, entry: AdapterEntry, request: Request) -> None:
         self._clock += 1
         entry.used_at = self._clock
         entry.users.add(request.request_id)
@@ -307,10 +307,11 @@ class AdapterPool:
 
     def _next(self) -> str | None:
         """Whose turn it is: of the owner that uses least, the one that has waited longest."""
-        wanted = (*self._asked, *self._lines)
-        missing = [digest for digest in wanted if digest not in self._entries]
         used = self._bytes_by_owner(in_use=True)
-        return min(missing, key=lambda each: used.get(self._wanted(each).owner, 0), default=None)
+        asked = ((self._wanted(d).owner, d) for d in self._asked if d not in self._entries)
+        missing = chain(asked, self._missing(self._lines))
+        first = min(missing, key=lambda each: used.get(each[0], 0), default=None)
+        return None if first is None else first[1]
 
     def _wanted(self, digest: str) -> AdapterRef:
         line = self._lines.get(digest)
@@ -321,7 +322,7 @@ class AdapterPool:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="adapters")
         self._clock += 1
-        entry = _Entry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
+        entry = AdapterEntry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
         entry.pinned = ref.digest in self._pinned
         self._in_host.pop(ref.digest, None)
         self._entries[ref.digest] = entry
@@ -426,11 +427,12 @@ class AdapterPool:
         if now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
+        self._shares.forget(now)
         for digest, entry in list(self._entries.items()):
-            if entry.is_free and now - entry.left_at >= _IDLE_S:
+            if entry.is_free and now - entry.left_at >= IDLE_S:
                 self._evict(digest)
         for digest, left_at in list(self._in_host.items()):
-            if now - left_at >= _IDLE_S:
+            if now - left_at >= IDLE_S:
                 self._let_host_go(digest)
 
     def _let_host_go(self, digest: str) -> None:
@@ -465,11 +467,12 @@ class AdapterPool:
     def fill(self, stats: EngineStats) -> None:
         """Bring the figures of adapters up to date."""
         stats.adapter_bytes, stats.adapter_capacity_bytes = self.num_bytes, self.capacity
+        stats.adapter_slots = self._most or 0
         stats.adapter_loads_total = self._num_loads
         stats.adapter_load_seconds_total = self._load_seconds
         stats.adapter_evictions_total = self._num_evictions
 
-    def _remember(self, entry: _Entry, tier: str) -> None:
+    def _remember(self, entry: AdapterEntry, tier: str) -> None:
         """What left the device; of those, the last hundreds."""
         digest = entry.ref.digest
         self._known.pop(digest, None)

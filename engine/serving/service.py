@@ -287,6 +287,8 @@ class EngineService:
         if message.gateway_id:
             reply = ControlReply(control_id=message.control_id, ok=ok, detail=detail)
             self._batch(message.gateway_id).replies.append(reply)
+        elif not ok:
+            log.warning("%s is refused: %s", message.command, detail)
 
     def _sleep_or_wake(self, core: EngineCore, message: Control) -> tuple[bool, str]:
         """Do what the command says: (whether it's done, why not)."""

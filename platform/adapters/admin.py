@@ -41,12 +41,13 @@ class AliasInline(admin.TabularInline):
 class AdapterAdmin(ActionsAdmin):
     """Adapters of all tenants. They are made by uploads, in the console or by API."""
 
-    list_display = ("name", "served_model", "whose", "live", "num_versions", "changed_at")
-    list_filter = ("served_model", "tenant")
+    list_display = ("name", "served_model", "whose", "live", "num_versions", "pinned")
+    list_display += ("changed_at",)
+    list_filter = ("served_model", "tenant", "pinned")
     search_fields = ("name", "tenant__slug", "served_model__name", "versions__digest")
     list_select_related = ("tenant", "served_model")
     fields = readonly_fields = (
-        *("name", "served_model", "tenant", "description", "created_at", "changed_at"),
+        *("name", "served_model", "tenant", "description", "pinned", "created_at", "changed_at"),
     )
     inlines = (AliasInline, VersionInline)
     actions = ("promote", "rollback", "take_offline")

@@ -15,10 +15,11 @@ class AdaptersConfig(AppConfig):
 
     def ready(self) -> None:
         """Versions that wait are handed to a worker; what is kept of tenants is named."""
-        from adapters.events import version_waits
+        from adapters.events import adapters_changed, version_waits
         from adapters.holdings import register_all
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
+        adapters_changed.connect(_tell_pins, dispatch_uid="adapters.pins")
         register_all()
 
 
@@ -26,3 +27,11 @@ def _send(version: Any, **_: object) -> None:
     from adapters.tasks import CHECK
 
     hint(CHECK, version.pk)
+
+
+def _tell_pins(adapter: Any, **_: object) -> None:
+    """Of others nothing is pinned, unless this one was until now: the next look finds that."""
+    from adapters.pins import TASK
+
+    if adapter.pinned:
+        hint(TASK)

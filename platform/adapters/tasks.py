@@ -12,7 +12,7 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.db import close_old_connections
 
-from adapters import work
+from adapters import pins, work
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,13 @@ def sweep() -> None:
         check(pk)
     if removed := work.sweep():
         logger.info("removed %d adapters' files", removed)
+
+
+@shared_task(name=pins.TASK, ignore_result=True, acks_late=False)
+def keep_pins() -> None:
+    """Replicas learn what to keep in memory, and what no more."""
+    if sent := pins.keep():
+        logger.info("told replicas of %d pinned adapters", sent)
 
 
 @worker_shutting_down.connect

@@ -21,6 +21,7 @@ def _schedule(sender: Celery, **_: object) -> None:
     sender.conf.beat_schedule = {
         "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},
         "adapters": {"task": "adapters.sweep", "schedule": every, "options": {"expires": every}},
+        "pins": {"task": "adapters.pins", "schedule": every, "options": {"expires": every}},
         "alerts": {"task": "metering.alerts", "schedule": 60.0, "options": {"expires": 60.0}},
         "webhooks": {"task": "metering.deliveries", "schedule": 60.0, "options": {"expires": 60.0}},
         "sums": {"task": "metering.check_sums", "schedule": crontab(hour="1", minute="10")},

@@ -21,7 +21,7 @@ GROUPS = {
     ),
     "Adapters": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),
-        "unload_adapter",
+        *("unload_adapter", "pin_adapter", "unpin_adapter"),
     ),
     "Tenants and keys": (
         *("create_tenant", "update_tenant"),

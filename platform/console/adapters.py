@@ -160,6 +160,16 @@ def offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @deed
+def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Keep it in replicas' memory, or let that go."""
+    if request.POST.get("pinned") == "no":
+        actions.unpin(actor=request.user, adapter=adapter)
+        return f"{adapter.name} isn't pinned any more: its memory goes when others want it."
+    actions.pin(actor=request.user, adapter=adapter)
+    return f"{adapter.name} is pinned: every replica loads it within seconds and keeps it."
+
+
+@deed
 def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) -> str:
     """Check a version again, retire it, or let go of it."""
     version = access.access_version(request.user, adapter, number)

@@ -42,6 +42,7 @@ urlpatterns = [
     path("console/adapters/<int:pk>/promote/", adapters.promote, name="promote-adapter"),
     path("console/adapters/<int:pk>/rollback/", adapters.rollback, name="rollback-adapter"),
     path("console/adapters/<int:pk>/offline/", adapters.offline, name="adapter-offline"),
+    path("console/adapters/<int:pk>/pin/", adapters.pin, name="pin-adapter"),
     path("console/adapters/<int:pk>/alias/delete/", adapters.drop_alias, name="delete-alias"),
     path("console/adapters/<int:pk>/delete/", adapters.delete, name="delete-adapter"),
     path(

@@ -44,6 +44,11 @@ def operators(ok: int) -> dict[str, int]:
     return expect(ok, managers=403, members=403, outsiders=403)
 
 
+def of_acme_for_operators(ok: int) -> dict[str, int]:
+    strangers = dict.fromkeys(("outsider", "outsider's key", "rival program"), 404)
+    return {**operators(ok), **strangers}
+
+
 NEW = {"model": "quill", "name": "new"}
 ADAPTER = "tenants/acme/adapters/{adapter}/"
 UPLOAD = "tenants/acme/adapters/uploads/{upload}/"
@@ -52,11 +57,12 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
     ("GET", ADAPTER, ""): everybody(200),
     ("DELETE", ADAPTER, ""): admins(204),
     ("POST", "tenants/acme/adapters/", '{"repository": "a/b"}'): admins(201),
-    ("POST", "tenants/acme/adapters/", '{"path": "tone"}'): operators(201)
-    | dict.fromkeys(("outsider", "outsider's key", "rival program"), 404),
+    ("POST", "tenants/acme/adapters/", '{"path": "tone"}'): of_acme_for_operators(201),
     ("POST", f"{ADAPTER}promote/", '{"version": 1}'): admins(200),
     ("POST", f"{ADAPTER}rollback/", "{}"): admins(409),
     ("POST", f"{ADAPTER}offline/", "{}"): admins(409),
+    ("POST", f"{ADAPTER}pin/", ""): of_acme_for_operators(200),
+    ("POST", f"{ADAPTER}unpin/", ""): of_acme_for_operators(200),
     ("DELETE", f"{ADAPTER}aliases/nothing/", ""): everybody(404),
     ("GET", f"{ADAPTER}versions/1/", ""): everybody(200),
     ("DELETE", f"{ADAPTER}versions/1/", ""): admins(204),
@@ -71,6 +77,7 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
     ("GET", "adapters/", ""): operators(200),
     ("GET", "adapters/{shared}/", ""): operators(200),
     ("POST", "adapters/{shared}/promote/", '{"version": 1}'): operators(200),
+    ("POST", "adapters/{shared}/pin/", ""): operators(200),
     ("POST", "adapters/", '{"path": "tone"}'): operators(201),
     ("DELETE", "adapters/{shared}/", ""): operators(204),
     ("GET", "adapters/uploads/", ""): operators(200),

@@ -34,20 +34,22 @@ LayerAdapters adapters_of(const Run& run, int64_t layer) {
   return {run.adapters, run.num_adapters, layer};
 }
 
-// run_mlp with adapters: each product is whole before its adapters add to it.
+// run_mlp with adapters.
 int run_adapted_mlp(Run& run, int64_t layer, const Mlp& w, float* x, int64_t low, int64_t rows) {
   const int64_t hidden = run.shape().hidden;
-  float* up = w.gated ? run.gated : run.inner;
-  int wrong = linear(*w.gate_up, up, x, hidden, rows, kF32, run.threads);
-  if (wrong) return wrong;
   const LayerAdapters adapters = adapters_of(run, layer);
-  adapt(adapters, &LoraLayer::up, up, w.gate_up->n, x, hidden, low, rows, run.threads);
-  if (w.gated) gate_and_mul(run.inner, up, rows, w.inner, w.act, run.threads);
-  else activate(run.inner, up, rows, w.inner, w.act, run.threads);
-  wrong = linear(*w.down, x, run.inner, w.inner, rows, kF32, run.threads);
+  int wrong;
+  if (w.gated) {
+    wrong = adapted_gated_linear(adapters, &LoraLayer::up, *w.gate_up, run.inner, run.gated, x,
+                                 w.inner, low, rows, w.act, run.threads);
+  } else {
+    wrong = adapted_linear(adapters, &LoraLayer::up, *w.gate_up, run.inner, x, hidden, low, rows,
+                           run.threads);
+    activate(run.inner, run.inner, rows, w.inner, w.act, run.threads);
+  }
   if (wrong) return wrong;
-  adapt(adapters, &LoraLayer::down, x, hidden, run.inner, w.inner, low, rows, run.threads);
-  return kOk;
+  return adapted_linear(adapters, &LoraLayer::down, *w.down, x, run.inner, w.inner, low, rows,
+                        run.threads);
 }
 
 // The groups of the rows that go on, by their new places.
@@ -173,20 +175,18 @@ int64_t keep_rows(Run& run, int64_t tokens) {
 int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
   const int64_t index = &layer - run.decoder.layers.data();
-  int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, *rows, kF32, run.threads);
+  int wrong = adapted_linear(adapters_of(run, index), &LoraLayer::qkv, *layer.qkv, run.qkv, run.x,
+                             s.hidden, 0, *rows, run.threads);
   if (wrong) return wrong;
-  adapt(adapters_of(run, index), &LoraLayer::qkv, run.qkv, run.qkv_width, run.x, s.hidden, 0, *rows,
-        run.threads);
   prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
   if (!wrong) wrong = paged_attention(attention_of(run, layer, last), run.threads);
   if (wrong) return wrong;
   if (last) *rows = keep_rows(run, *rows);
   if (!out) out = run.x;
-  wrong = linear(*layer.o, out, run.attention, run.q_width, *rows, kF32, run.threads);
+  wrong = adapted_linear(adapters_of(run, index), &LoraLayer::o, *layer.o, out, run.attention,
+                         run.q_width, 0, *rows, run.threads);
   if (wrong) return wrong;
-  adapt(adapters_of(run, index), &LoraLayer::o, out, s.hidden, run.attention, run.q_width, 0, *rows,
-        run.threads);
   finish(run, layer.attention_out_norm, out, *rows);
   return wrong;
 }

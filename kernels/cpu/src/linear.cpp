@@ -1,5 +1,6 @@
 // Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
 #include "linear.h"
+#include "lora.h"
 #include "runs.h"
 
 namespace quire {
@@ -58,6 +59,8 @@ struct Job {
   int64_t whole_pieces, piece_panels;  // so many pieces have piece_panels, the others one
   int dtype;
   const Activation* gate;  // or null; with it panels come in pairs, from both halves of w
+  const LoraCall* adapters;  // or null
+  int64_t first_row;         // of theirs
 
   int64_t group() const { return gate ? 2 : 1; }  // panels that are dealt together
   int64_t groups() const { return w.panels / group(); }
@@ -123,20 +126,25 @@ Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t at, int slot) 
   return {own, own, NR};
 }
 
-// Adds the bias and writes sums that aren't in `out` yet.
+// Adds the bias, and what adapters add.
+void complete(const Job& job, float* sums, int64_t ld, int64_t row, int64_t rows, int64_t panel) {
+  const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
+  for (int64_t r = 0; r < rows && job.w.bias; r++) {
+    float* s = sums + r * ld;
+    for_lanes(count, [&](int64_t i, int n) {
+      vstore_some(s + i, vload_some(s + i, n) + vload_some(job.w.bias + from + i, n), n);
+    });
+  }
+  if (job.adapters) job.adapters->add(sums, ld, job.first_row + row, rows, from);
+}
+
+// Completes sums and writes those that aren't in `out` yet.
 void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel) {
   const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
-  const bool direct = sums.done != sums.kept;
-  if (direct && !job.w.bias) return;
-  for (int64_t r = 0; r < rows; r++) {
-    float* s = sums.done + r * sums.ld_done;
-    if (job.w.bias) {
-      for_lanes(count, [&](int64_t i, int n) {
-        vstore_some(s + i, vload_some(s + i, n) + vload_some(job.w.bias + from + i, n), n);
-      });
-    }
-    if (!direct) write_row(job.out, (row + r) * job.w.n + from, s, count, job.dtype);
-  }
+  complete(job, sums.done, sums.ld_done, row, rows, panel);
+  if (sums.done != sums.kept) return;
+  for (int64_t r = 0; r < rows; r++)
+    write_row(job.out, (row + r) * job.w.n + from, sums.done + r * NR, count, job.dtype);
 }
 
 template <int GATE>
@@ -150,10 +158,14 @@ void gate_row(float* out, const float* x, const float* up, const float* bias, in
 }
 
 // What finish is, for a pair of panels: x's sums and those beside which it is a gate.
-void finish_pair(const Job& job, const float* x, const float* up, int64_t row, int64_t rows,
-                 int64_t panel) {
+void finish_pair(const Job& job, float* x, float* up, int64_t row, int64_t rows, int64_t panel) {
   const int64_t half = job.w.n / 2, from = panel * NR;
   const float* bias = job.w.bias ? job.w.bias + from : nullptr;
+  if (job.adapters) {
+    complete(job, x, NR, row, rows, panel);
+    complete(job, up, NR, row, rows, panel + job.groups());
+    bias = nullptr;  // it's there
+  }
   float* out = reinterpret_cast<float*>(job.out) + row * half + from;
   with_gate(job.gate->kind, [&](auto kind) {
     for (int64_t r = 0; r < rows; r++) {
@@ -216,6 +228,7 @@ void do_piece(const Job& job, int64_t row, int64_t rows, int64_t first, int64_t 
       const char* next = i + 1 < count ? job.w.panel(job.panel(first, i + 1)) + block * block_bytes
                          : last        ? job.w.panel(after)
                                        : job.w.panel(first) + (block + 1) * block_bytes;
+      if (last && job.adapters) job.adapters->fetch(job.first_row + row, rows, p * NR);
       multiply(job, sums, row, rows, p, block, at_once, single ? nullptr : next);
       if (!last) continue;
       if (!job.gate) {
@@ -237,8 +250,14 @@ int64_t panels_for_few_rows(const Packed& w, int threads) {
 void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
   const int loading = is_on(kSharedLoading) ? worth(threads, job.rows * w.k, kLoadedEach) : 1;
-  deal_ranges(loading, job.rows, 1,
-              [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
+  // The first round of rows brings what adapters make of all.
+  const bool shrinks = job.adapters && job.first_row == 0;
+  const int64_t tasks = shrinks ? static_cast<int64_t>(job.adapters->tasks.size()) : 0;
+  const int64_t loads = std::min<int64_t>(job.rows, loading > 1 ? 4 * loading : 1);
+  deal(tasks ? threads : loading, tasks + loads, [&](int64_t i, int slot) {
+    if (i < tasks) return job.adapters->shrink(i, slot);
+    load_rows(job, x, stride, job.rows * (i - tasks) / loads, job.rows * (i - tasks + 1) / loads);
+  });
   const int64_t panel_pieces = job.panel_pieces(), pieces = job.row_pieces * panel_pieces;
   const auto one = [&](int64_t piece, int slot) {
     const int64_t part = piece / panel_pieces, at = piece % panel_pieces;
@@ -270,7 +289,7 @@ void cut_panels(Job& job, int threads) {
 }
 
 int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows,
-                 int dtype, const Activation* gate, int threads) {
+                 int dtype, const Activation* gate, const LoraCall* adapters, int threads) {
   const Kernel kernel = kernel_for(w, dtype);
   const int64_t fit = kernel.widen ? kWideBytes / kernel.wide_bytes : kBlockUnits;
   const int64_t block_steps = std::max<int64_t>(1, std::min(fit, kBlockUnits / kernel.step_units));
@@ -289,7 +308,7 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(most, rows - row);
     Job job{w, kernel, block_steps, blocks, count, a, c, static_cast<char*>(out) + row * out_row,
-            row_pieces(count, piece), piece_rows, 0, 0, dtype, gate};
+            row_pieces(count, piece), piece_rows, 0, 0, dtype, gate, adapters, row};
     cut_panels(job, team);
     run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
   }
@@ -299,14 +318,14 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
 }  // namespace
 
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
-           int threads) {
+           int threads, const LoraCall* adapters) {
   if (dtype > kF16) return kBadDType;
-  return multiply_all(w, out, x, stride, rows, dtype, nullptr, threads);
+  return multiply_all(w, out, x, stride, rows, dtype, nullptr, adapters, threads);
 }
 
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
-                 const Activation& how, int threads) {
-  return multiply_all(w, out, x, stride, rows, kF32, &how, threads);
+                 const Activation& how, int threads, const LoraCall* adapters) {
+  return multiply_all(w, out, x, stride, rows, kF32, &how, adapters, threads);
 }
 
 bool can_gate(const Packed& w, int64_t rows) { return rows > kMostTile && w.n % (2 * NR) == 0; }

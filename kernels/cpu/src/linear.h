@@ -122,14 +122,17 @@ Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
 Kernel kernel_float8(const Packed& w);  // where there is QUIRE_FLOAT8_PAIRS
 
-// out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
+struct LoraCall;
+
+// out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`. `adapters` of x
+// add to it, of float32, or there are none.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
-           int threads);
+           int threads, const LoraCall* adapters = nullptr);
 
 // out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is
 // never written. float32.
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
-                 const Activation& how, int threads);
+                 const Activation& how, int threads, const LoraCall* adapters = nullptr);
 // Whether both halves are whole panels, and rows are so many that it pays: with few, reading both
 // halves side by side takes longer than what is between.
 bool can_gate(const Packed& w, int64_t rows);

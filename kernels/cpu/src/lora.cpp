@@ -12,36 +12,23 @@ constexpr int kVectors = kLoraColumns / W;
 // Of a task: many enough that A and B are read from the cache, few enough to be shared out.
 constexpr int64_t kLeastTaskRows = 8, kMostTaskRows = 32;
 constexpr int64_t kTaskColumns = 8 * kLoraColumns;
+constexpr int64_t kLeastTaskWork = 8192;
 
-struct Task {
-  int64_t use, row, rows;   // which of the use's rows
-  int64_t first, count;     // ranks, or columns of the part
-  int64_t part;
+// Where what is added goes: y's row `row` and column `column` are at the beginning.
+struct Sums {
+  float* y;
+  int64_t ld, row, column;
 };
 
-// What comes of a use's rows on their way.
-struct Between {
-  float* h;      // [count, rank]
-  bf16* x_half;  // pairs: [count, lora_depth(k)], x rounded
-  bf16* h_half;  // pairs: [count, half_stride(rank)], h rounded
-};
+// The part that `column` of y belongs to; -1: none.
+int64_t part_at(const LoraLinear& l, int64_t column) {
+  for (int64_t p = 0; p < l.num_parts; p++)
+    if (column >= l.parts[p].first && column < l.parts[p].first + l.parts[p].columns) return p;
+  return -1;
+}
 
 // A pair may begin with the last rank: what is behind it is zero.
 int64_t half_stride(int64_t rank) { return rank + 2 - rank % 2; }
-
-struct Call {
-  float* y;
-  int64_t n;
-  const float* x;
-  int64_t stride;
-  const LoraUse* uses;
-  int64_t low;
-  std::vector<Between> between;  // of each use
-};
-
-const float* row_of_x(const Call& call, const LoraUse& use, int64_t row) {
-  return call.x + (use.rows[row] - call.low) * call.stride;
-}
 
 // Values of A and B are widened to float32.
 template <class T>
@@ -50,10 +37,12 @@ struct Widened {
   using X = float;
   using H = float;
 
-  static const X* x_of(const Call& call, int64_t use, int64_t row) {
-    return row_of_x(call, call.uses[use], row);
+  // x's rows from `row` of a use's on; `room` is for them.
+  template <int ROWS>
+  static void take_x(const X* (&x)[ROWS], const LoraCall& call, int64_t use, int64_t row, char*) {
+    for (int r = 0; r < ROWS; r++) x[r] = call.row_of_x(use, row + r);
   }
-  static const H* h_of(const Call& call, int64_t use, int64_t row) {
+  static const H* h_of(const LoraCall& call, int64_t use, int64_t row) {
     return call.between[use].h + row * call.uses[use].linear->rank;
   }
 
@@ -94,8 +83,7 @@ struct Widened {
     }
   }
 
-  static void round_x(const Call&, const Task&) {}
-  static void round_h(const Call&, const Task&) {}
+  static void round_h(const LoraCall&, const LoraTask&, int64_t, int64_t) {}
 };
 
 #ifdef QUIRE_BF16_DOT
@@ -105,10 +93,17 @@ struct Paired {
   using X = bf16;
   using H = bf16;
 
-  static const X* x_of(const Call& call, int64_t use, int64_t row) {
-    return call.between[use].x_half + row * lora_depth(call.uses[use].linear->k);
+  template <int ROWS>
+  static void take_x(const X* (&x)[ROWS], const LoraCall& call, int64_t use, int64_t row, char* room) {
+    const int64_t k = call.uses[use].linear->k, depth = lora_depth(k);
+    bf16* to = reinterpret_cast<bf16*>(room);
+    for (int r = 0; r < ROWS; r++, to += depth) {
+      write_row(to, 0, call.row_of_x(use, row + r), k, kBF16);
+      std::fill(to + k, to + depth, bf16{});
+      x[r] = to;
+    }
   }
-  static const H* h_of(const Call& call, int64_t use, int64_t row) {
+  static const H* h_of(const LoraCall& call, int64_t use, int64_t row) {
     return call.between[use].h_half + row * half_stride(call.uses[use].linear->rank);
   }
 
@@ -145,21 +140,13 @@ struct Paired {
     }
   }
 
-  static void round_x(const Call& call, const Task& t) {
-    const LoraUse& use = call.uses[t.use];
-    const int64_t k = use.linear->k, depth = lora_depth(k);
-    for (int64_t row = t.row; row < t.row + t.rows; row++) {
-      bf16* to = call.between[t.use].x_half + row * depth;
-      write_row(to, 0, row_of_x(call, use, row), k, kBF16);
-      std::fill(to + k, to + depth, bf16{});
-    }
-  }
-  static void round_h(const Call& call, const Task& t) {
+  // The task's ranks of some rows.
+  static void round_h(const LoraCall& call, const LoraTask& t, int64_t row, int64_t rows) {
     const int64_t rank = call.uses[t.use].linear->rank, stride = half_stride(rank);
-    for (int64_t row = t.row; row < t.row + t.rows; row++) {
+    for (; rows > 0; row++, rows--) {
       bf16* to = call.between[t.use].h_half + row * stride;
-      write_row(to, 0, call.between[t.use].h + row * rank, rank, kBF16);
-      std::fill(to + rank, to + stride, bf16{});
+      write_row(to, t.first, call.between[t.use].h + row * rank + t.first, t.count, kBF16);
+      if (t.first + t.count == rank) std::fill(to + rank, to + stride, bf16{});
     }
   }
 };
@@ -191,12 +178,11 @@ QUIRE_INLINE void shrink_tile(const typename How::X* const* x, const typename Ho
 
 // Ranks [t.first, t.first + t.count) of `ROWS` rows; the first is the start of a block of them.
 template <class How, int ROWS>
-void shrink_rows(const Call& call, const Task& t, int64_t row) {
+void shrink_rows(const LoraCall& call, const LoraTask& t, int64_t row, char* room) {
   constexpr int kMost = ranks_beside(ROWS);
   const LoraLinear& l = *call.uses[t.use].linear;
   const typename How::X* x[ROWS];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++) x[r] = How::x_of(call, t.use, row + r);
+  How::take_x(x, call, t.use, row, room);
   for (int64_t block = t.first; block < t.first + t.count; block += kLoraRanks) {
     const int64_t wide = std::min<int64_t>(kLoraRanks, l.rank - block), step = wide * kLoraLanes;
     const auto* a = static_cast<const typename How::Value*>(l.a) + block * lora_depth(l.k);
@@ -215,7 +201,8 @@ void shrink_rows(const Call& call, const Task& t, int64_t row) {
 
 // One block of columns of `ROWS` rows: the sum along the ranks, then gain and shift.
 template <class How, int ROWS>
-void expand_rows(const Call& call, const Task& t, int64_t row, int64_t column) {
+void expand_rows(const LoraCall& call, const LoraTask& t, int64_t row, int64_t column,
+                 const Sums& sums) {
   const LoraLinear& l = *call.uses[t.use].linear;
   const LoraPart& part = l.parts[t.part];
   const typename How::H* h[ROWS];
@@ -233,7 +220,7 @@ void expand_rows(const Call& call, const Task& t, int64_t row, int64_t column) {
   // Only constants number the sums: they stay in registers.
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    float* y = call.y + (call.uses[t.use].rows[row + r] - call.low) * call.n + at;
+    float* y = sums.y + (call.uses[t.use].rows[row + r] - sums.row) * sums.ld + at - sums.column;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; v++) {
       const int64_t left = wide - v * W;
@@ -259,37 +246,37 @@ QUIRE_INLINE void for_tiles(int64_t count, F&& f) {
   for (; row < count; row++) f(row, std::integral_constant<int, 1>{});
 }
 
+// A task's ranks of its rows; `room` for kMostRows rows of x.
 template <class How>
-void shrink(const Call& call, const Task& t) {
+void shrink(const LoraCall& call, const LoraTask& t, char* room) {
   for_tiles<kMostRows>(t.rows, [&](int64_t row, auto rows) {
-    shrink_rows<How, decltype(rows)::value>(call, t, t.row + row);
+    constexpr int kRows = decltype(rows)::value;
+    shrink_rows<How, kRows>(call, t, t.row + row, room);
+    How::round_h(call, t, t.row + row, kRows);
   });
 }
 
 template <class How>
-void expand(const Call& call, const Task& t) {
+void expand(const LoraCall& call, const LoraTask& t, const Sums& sums) {
   for (int64_t column = t.first; column < t.first + t.count; column += kLoraColumns)
     for_tiles<kMostExpandRows>(t.rows, [&](int64_t row, auto rows) {
-      expand_rows<How, decltype(rows)::value>(call, t, t.row + row, column);
+      expand_rows<How, decltype(rows)::value>(call, t, t.row + row, column, sums);
     });
 }
 
-// Both passes of some rows.
-template <class How>
-void add_rows(const Call& call, Task t) {
-  const LoraLinear& l = *call.uses[t.use].linear;
-  t.first = 0, t.count = l.rank;
-  How::round_x(call, t);
-  shrink<How>(call, t);
-  How::round_h(call, t);
-  for (t.part = 0; t.part < l.num_parts; t.part++) {
-    t.count = l.parts[t.part].columns;
-    expand<How>(call, t);
-  }
+// Calls f(how): `how` says how a use's values are multiplied.
+template <class F>
+QUIRE_INLINE void with_how(const LoraLinear& l, F&& f) {
+#ifdef QUIRE_BF16_DOT
+  if (l.pairs) return f(Paired{});
+#endif
+  with_float(l.dtype, [&](auto* type) {
+    return f(Widened<std::remove_pointer_t<decltype(type)>>{}), kOk;
+  });
 }
 
-// Cuts [0, total) of a use's rows and of `size` things beside them into tasks.
-void cut(std::vector<Task>& tasks, int64_t use, int64_t rows, int64_t most_rows, int64_t size,
+// Cuts `rows` and `size` things beside them into tasks.
+void cut(std::vector<LoraTask>& tasks, int64_t use, int64_t rows, int64_t most_rows, int64_t size,
          int64_t most, int64_t part) {
   for (int64_t first = 0; first < size; first += most)
     for (int64_t row = 0; row < rows; row += most_rows)
@@ -297,20 +284,8 @@ void cut(std::vector<Task>& tasks, int64_t use, int64_t rows, int64_t most_rows,
                        std::min(most, size - first), part});
 }
 
-// Calls f(task, how) for each task; `how` says how its adapter's values are multiplied.
-template <class F>
-void run(const Call& call, const std::vector<Task>& tasks, int threads, F&& f) {
-  deal(threads, static_cast<int64_t>(tasks.size()), [&](int64_t i, int) {
-    const Task& t = tasks[i];
-    const LoraLinear& l = *call.uses[t.use].linear;
-#ifdef QUIRE_BF16_DOT
-    if (l.pairs) return f(t, Paired{});
-#endif
-    with_float(l.dtype, [&](auto* type) {
-      return f(t, Widened<std::remove_pointer_t<decltype(type)>>{}), kOk;
-    });
-  });
-}
+// Products of x and A.
+int64_t shrink_work(const LoraUse& use) { return use.count * use.linear->rank * use.linear->k; }
 
 // So many rows that each thread finds a few tasks, where there are as many.
 int64_t rows_of_task(int64_t rows, int threads) {
@@ -318,68 +293,134 @@ int64_t rows_of_task(int64_t rows, int threads) {
   return std::max(kLeastTaskRows, std::min(kMostTaskRows, each));
 }
 
-// Places for what is between the passes, which the calling thread keeps.
-void lay_out(Call& call, int64_t num_uses) {
-  const auto bytes_of = [](const LoraUse& use, int64_t (&bytes)[3]) {
-    const LoraLinear& l = *use.linear;
-    const int64_t halves = l.pairs ? use.count * static_cast<int64_t>(sizeof(bf16)) : 0;
-    bytes[0] = use.count * l.rank * static_cast<int64_t>(sizeof(float));
-    bytes[1] = halves * lora_depth(l.k), bytes[2] = halves * half_stride(l.rank);
-    int64_t total = 0;
-    for (int64_t& each : bytes) total += each = (each + 63) & ~int64_t{63};
-    return total;
-  };
-  int64_t bytes[3], total = 0;
-  for (int64_t u = 0; u < num_uses; u++) total += bytes_of(call.uses[u], bytes);
-  char* at = scratch_for(Scratch::kLora, total);
-  call.between.clear();
-  for (int64_t u = 0; u < num_uses; u++) {
-    const int64_t whole = bytes_of(call.uses[u], bytes);
-    call.between.push_back({reinterpret_cast<float*>(at), reinterpret_cast<bf16*>(at + bytes[0]),
-                            reinterpret_cast<bf16*>(at + bytes[0] + bytes[1])});
-    at += whole;
-  }
+// Ranks of a task, so that each of `threads` finds two of `total` work, and none takes too little.
+int64_t ranks_of_task(const LoraUse& use, int64_t total, int threads) {
+  const int64_t rank = use.linear->rank, work = shrink_work(use);
+  const int64_t wanted = (2 * threads * work + total - 1) / std::max<int64_t>(1, total);
+  const int64_t pieces = std::max<int64_t>(1, std::min(wanted, work / kLeastTaskWork));
+  return ((rank + pieces - 1) / pieces + kLoraRanks - 1) / kLoraRanks * kLoraRanks;
 }
 
 }  // namespace
 
+void LoraCall::begin(const float* of, int64_t distance, const LoraUse* some, int64_t count,
+                     int64_t first, int threads) {
+  x = of, stride = distance, uses = some, num_uses = count, low = first;
+  tasks.clear(), between.clear();
+  const auto rounded = [](int64_t bytes) { return (bytes + 63) & ~int64_t{63}; };
+  const auto bytes_of = [&](const LoraUse& use, int64_t (&bytes)[2]) {
+    const LoraLinear& l = *use.linear;
+    bytes[0] = rounded(use.count * l.rank * static_cast<int64_t>(sizeof(float)));
+    bytes[1] = l.pairs ? rounded(use.count * half_stride(l.rank) * static_cast<int64_t>(sizeof(bf16))) : 0;
+  };
+  int64_t bytes[2], total = 0, work = 0;
+  room_bytes = 0;
+  for (const LoraUse* use = uses; use < uses + num_uses; use++) {
+    bytes_of(*use, bytes);
+    total += bytes[0] + bytes[1], work += shrink_work(*use);
+    const int64_t room = kMostRows * lora_depth(use->linear->k) * static_cast<int64_t>(sizeof(bf16));
+    if (use->linear->pairs) room_bytes = std::max(room_bytes, rounded(room));
+  }
+  char* at = scratch_for(Scratch::kLora, total + threads * room_bytes);
+  rooms = at + total;
+  for (int64_t u = 0; u < num_uses; u++) {
+    bytes_of(uses[u], bytes);
+    between.push_back({reinterpret_cast<float*>(at), reinterpret_cast<bf16*>(at + bytes[0])});
+    at += bytes[0] + bytes[1];
+    cut(tasks, u, uses[u].count, kMostTaskRows, uses[u].linear->rank,
+        ranks_of_task(uses[u], work, threads), 0);
+  }
+}
+
+void LoraCall::shrink(int64_t task, int slot) const {
+  const LoraTask& t = tasks[task];
+  with_how(*uses[t.use].linear, [&](auto how) {
+    quire::shrink<decltype(how)>(*this, t, rooms + slot * room_bytes);
+  });
+}
+
+void LoraCall::add(float* sums, int64_t ld, int64_t row, int64_t rows, int64_t column) const {
+  for (int64_t u = 0; u < num_uses; u++) {
+    const LoraUse& use = uses[u];
+    const int64_t* end = use.rows + use.count;
+    const int64_t* from = std::lower_bound(use.rows, end, low + row);
+    const int64_t* to = std::lower_bound(from, end, low + row + rows);
+    const int64_t part = from < to ? part_at(*use.linear, column) : -1;
+    if (part < 0) continue;
+    const LoraTask t{u, from - use.rows, to - from, column - use.linear->parts[part].first, 1, part};
+    with_how(*use.linear, [&](auto how) {
+      expand<decltype(how)>(*this, t, Sums{sums, ld, low + row, column});
+    });
+  }
+}
+
+void LoraCall::fetch(int64_t row, int64_t rows, int64_t column) const {
+  for (const LoraUse* use = uses; use < uses + num_uses; use++) {
+    const LoraLinear& l = *use->linear;
+    const int64_t part = use->rows[0] < low + row + rows ? part_at(l, column) : -1;
+    if (part < 0) continue;
+    const int64_t width = lora_width(l, l.parts[part].rank) * static_cast<int64_t>(size_of(l.dtype));
+    const char* from = static_cast<const char*>(l.parts[part].b) + (column - l.parts[part].first) * width;
+    for (int64_t at = 0; at < kLoraColumns * width; at += 64) __builtin_prefetch(from + at);
+  }
+}
+
+bool adds_by_panels(const LoraUse* uses, int64_t num_uses) {
+  if (NR != kLoraColumns) return false;
+  for (const LoraUse* use = uses; use < uses + num_uses; use++)
+    for (int64_t p = 0; p < use->linear->num_parts; p++)
+      if (use->linear->parts[p].first % kLoraColumns) return false;
+  return true;
+}
+
 void add_lora(float* y, int64_t n, const float* x, int64_t stride, const LoraUse* uses,
               int64_t num_uses, int64_t low, int threads) {
   // Kept from call to call, and reached by reference: a thread that helps has others of these names.
-  thread_local std::vector<Task> kept_wholes, kept_shrinks, kept_expands;
-  thread_local Call kept_call;
-  std::vector<Task>&wholes = kept_wholes, &shrinks = kept_shrinks, &expands = kept_expands;
-  Call& call = kept_call;
-  call.y = y, call.n = n, call.x = x, call.stride = stride, call.uses = uses, call.low = low;
-  wholes.clear(), shrinks.clear(), expands.clear();
+  thread_local std::vector<LoraTask> kept_wholes, kept_expands;
+  thread_local LoraCall kept_call;
+  std::vector<LoraTask>&wholes = kept_wholes, &expands = kept_expands;
+  LoraCall& call = kept_call;
+  call.begin(x, stride, uses, num_uses, low, threads);
+  wholes.clear(), expands.clear();
   int64_t rows = 0, down = 0, up = 0;
   for (int64_t u = 0; u < num_uses; u++) {
     const LoraLinear& l = *uses[u].linear;
-    rows += uses[u].count, down += uses[u].count * l.rank * l.k;
+    rows += uses[u].count, down += shrink_work(uses[u]);
     for (int64_t p = 0; p < l.num_parts; p++)
       up += uses[u].count * (l.parts[p].rank + 1) * l.parts[p].columns;
   }
-  lay_out(call, num_uses);
+  const Sums all{y, n, low, 0};
   // A thread that is woken should find some microseconds of work.
   const int team = worth(threads, down + up, 16384);
   for (int64_t u = 0; u < num_uses; u++)
-    cut(wholes, u, uses[u].count, rows_of_task(rows, team), 1, 1, 0);
+    cut(wholes, u, uses[u].count, rows_of_task(rows, team), uses[u].linear->rank,
+        uses[u].linear->rank, 0);
   if (static_cast<int64_t>(wholes.size()) >= team) {
     // Rows enough for everybody: nobody waits between the passes.
-    return run(call, wholes, team, [&](const Task& t, auto how) { add_rows<decltype(how)>(call, t); });
+    return deal(team, static_cast<int64_t>(wholes.size()), [&](int64_t i, int slot) {
+      LoraTask t = wholes[i];
+      const LoraLinear& l = *uses[t.use].linear;
+      with_how(l, [&](auto how) {
+        shrink<decltype(how)>(call, t, call.rooms + slot * call.room_bytes);
+        t.first = 0;
+        for (t.part = 0; t.part < l.num_parts; t.part++) {
+          t.count = l.parts[t.part].columns;
+          expand<decltype(how)>(call, t, all);
+        }
+      });
+    });
   }
   for (int64_t u = 0; u < num_uses; u++) {
     const LoraLinear& l = *uses[u].linear;
-    cut(shrinks, u, uses[u].count, kMostTaskRows, l.rank, kLoraRanks, 0);
     for (int64_t p = 0; p < l.num_parts; p++)
       cut(expands, u, uses[u].count, kMostTaskRows, l.parts[p].columns, kTaskColumns, p);
   }
-  run(call, wholes, 1, [&](const Task& t, auto how) { decltype(how)::round_x(call, t); });
-  run(call, shrinks, worth(threads, down, 16384),
-      [&](const Task& t, auto how) { shrink<decltype(how)>(call, t); });
-  run(call, wholes, 1, [&](const Task& t, auto how) { decltype(how)::round_h(call, t); });
-  run(call, expands, worth(threads, up, 16384),
-      [&](const Task& t, auto how) { expand<decltype(how)>(call, t); });
+  deal(worth(threads, down, 16384), static_cast<int64_t>(call.tasks.size()),
+       [&](int64_t i, int slot) { call.shrink(i, slot); });
+  deal(worth(threads, up, 16384), static_cast<int64_t>(expands.size()), [&](int64_t i, int) {
+    with_how(*uses[expands[i].use].linear,
+             [&](auto how) { expand<decltype(how)>(call, expands[i], all); });
+  });
 }
 
 void lora_uses(std::vector<LoraUse>& uses, const LoraGroup* groups, int64_t num_groups,
@@ -417,134 +458,3 @@ extern "C" int quire_add_lora(float* y, int64_t n, const float* x, int64_t strid
       if (uses[u].rows[i] < 0 || uses[u].rows[i] >= rows) return kBadRow;
   return guarded([&] { return add_lora(y, n, x, stride, uses, num_uses, 0, threads), kOk; });
 }
-
-namespace quire {
-namespace {
-
-// out[j][i] = in[i][j] of a whole block, of values of SIZE bytes wherever they lie; RANK: 0 where `rank`
-// isn't known beforehand.
-template <int64_t RANK, int SIZE>
-void turn_block(char* __restrict out, const char* __restrict in, int64_t rank) {
-  const int64_t ranks = RANK ? RANK : rank;
-  for (int64_t j = 0; j < ranks; j++)
-    for (int64_t i = 0; i < kLoraColumns; i++)
-      std::memcpy(out + (j * kLoraColumns + i) * SIZE, in + (i * ranks + j) * SIZE, SIZE);
-}
-
-template <int SIZE>
-void turn(void* out, const void* in, int64_t rank) {
-  char* to = static_cast<char*>(out);
-  const char* from = static_cast<const char*>(in);
-  if (rank == 4) return turn_block<4, SIZE>(to, from, rank);
-  if (rank == 8) return turn_block<8, SIZE>(to, from, rank);
-  if (rank == 16) return turn_block<16, SIZE>(to, from, rank);
-  turn_block<0, SIZE>(to, from, rank);
-}
-
-// out [columns / kLoraColumns, rounded up][rank][kLoraColumns] from b [columns, rank], or with `pairs`
-// [rank / 2, rounded up][kLoraColumns][2] of each block; what there is no value for is zero.
-template <class T>
-void pack_outputs(T* out, const T* b, int64_t columns, int64_t rank, bool pairs) {
-  const int64_t width = pairs ? rank + rank % 2 : rank;
-  for (int64_t first = 0; first < columns; first += kLoraColumns, out += width * kLoraColumns) {
-    const int64_t wide = std::min(kLoraColumns, columns - first);
-    const T* from = b + first * rank;
-    if (wide == kLoraColumns && !pairs) {
-      turn<sizeof(T)>(out, from, rank);
-    } else if (wide == kLoraColumns && width == rank) {  // a pair is moved as one value
-      turn<2 * sizeof(T)>(out, from, rank / 2);
-    } else {
-      std::fill(out, out + width * kLoraColumns, T{});
-      for (int64_t i = 0; i < wide; i++)
-        for (int64_t j = 0; j < rank; j++)
-          out[pairs ? (j / 2 * kLoraColumns + i) * 2 + j % 2 : j * kLoraColumns + i] =
-              from[i * rank + j];
-    }
-  }
-}
-
-// Rows [first, first + count) of `rank` in `out`, see LoraLinear, from a [count, k].
-template <class T>
-void pack_inputs(T* out, const T* a, int64_t rank, int64_t first, int64_t count, int64_t k) {
-  const int64_t depth = lora_depth(k);
-  for (int64_t j = first; j < first + count; j++, a += k) {
-    const int64_t block = j / kLoraRanks * kLoraRanks;
-    const int64_t step = std::min<int64_t>(kLoraRanks, rank - block) * kLoraLanes;
-    T* to = out + block * depth + (j - block) * kLoraLanes;
-    int64_t i = 0;
-    for (; i + kLoraLanes <= k; i += kLoraLanes, to += step)
-      std::memcpy(to, a + i, kLoraLanes * sizeof(T));
-    if (i == k) continue;
-    std::fill(to, to + kLoraLanes, T{});
-    std::memcpy(to, a + i, (k - i) * sizeof(T));
-  }
-}
-
-// Whether no value has all bits of `exponent`, which NaN and infinity have.
-template <class T>
-bool all_numbers(const T* values, int64_t count, T exponent) {
-  T found = 0;
-  for (int64_t i = 0; i < count; i++) found |= (values[i] & exponent) == exponent;
-  return !found;
-}
-
-// Calls f(T{}) with an unsigned integer of `size` bytes.
-template <class F>
-int with_size(int size, F&& f) {
-  if (size == 2) return f(uint16_t{});
-  return size == 4 ? f(uint32_t{}) : kBadDType;
-}
-
-}  // namespace
-}  // namespace quire
-
-// See pack_outputs; b of two bytes or four a value.
-extern "C" int quire_pack_lora_outputs(void* out, const void* b, int64_t columns, int64_t rank,
-                                       int pairs, int size) {
-  return with_size(size, [&](auto kind) {
-    using T = decltype(kind);
-    return pack_outputs(static_cast<T*>(out), static_cast<const T*>(b), columns, rank, pairs != 0), kOk;
-  });
-}
-
-// All of `rank` rows of A, see LoraLinear; a [rank, k] of two bytes or four a value.
-extern "C" int quire_pack_lora_inputs(void* out, const void* a, int64_t rank, int64_t k, int size) {
-  return with_size(size, [&](auto kind) {
-    using T = decltype(kind);
-    return pack_inputs(static_cast<T*>(out), static_cast<const T*>(a), rank, 0, rank, k), kOk;
-  });
-}
-
-// Moves an adapter's values, of two bytes or four each, to where kernels want them.
-extern "C" int quire_fill_lora(void* out, const void* values, const LoraInputs* inputs,
-                               int64_t num_inputs, const LoraOutputs* outputs, int64_t num_outputs,
-                               int size) {
-  return with_size(size, [&](auto kind) {
-    using T = decltype(kind);
-    T* to = static_cast<T*>(out);
-    const T* from = static_cast<const T*>(values);
-    for (const LoraInputs* p = inputs; p < inputs + num_inputs; p++)
-      pack_inputs(to + p->to, from + p->from, p->rank, p->first, p->count, p->k);
-    for (const LoraOutputs* p = outputs; p < outputs + num_outputs; p++)
-      pack_outputs(to + p->to, from + p->from, p->columns, p->rank, p->pairs != 0);
-    return kOk;
-  });
-}
-
-// 1 where all values are numbers, else 0.
-extern "C" int quire_all_numbers(const void* values, int64_t count, int dtype) {
-  if (dtype == kF32) return all_numbers<uint32_t>(static_cast<const uint32_t*>(values), count, 0x7f800000);
-  const uint16_t exponent = dtype == kBF16 ? 0x7f80 : 0x7c00;
-  return all_numbers<uint16_t>(static_cast<const uint16_t*>(values), count, exponent);
-}
-
-// Memory of `bytes` in huge pages as far as they cover it, for quire_free_lora; null: there is none.
-extern "C" void* quire_allocate_lora(int64_t bytes) {
-  try {
-    return allocate(bytes, static_cast<size_t>(bytes) < kHugePage ? 64 : kHugePage);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-
-extern "C" void quire_free_lora(void* memory) { std::free(memory); }

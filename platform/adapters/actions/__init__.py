@@ -13,6 +13,7 @@ from adapters.actions.adapters import (
     retire,
     staged_content,
 )
+from adapters.actions.pins import pin, unpin
 from adapters.actions.traffic import delete_alias, promote, rollback, take_offline
 from adapters.actions.uploads import (
     add_piece,
@@ -40,9 +41,11 @@ __all__ = [
     "newest_passed",
     "nothing_passed",
     "offsets",
+    "pin",
     "promote",
     "retire",
     "rollback",
     "staged_content",
     "take_offline",
+    "unpin",
 ]

@@ -37,6 +37,9 @@ class Adapter(models.Model):
     )
     name = models.CharField(max_length=100, validators=[check_name])
     description = models.CharField(max_length=300, blank=True)
+    pinned = models.BooleanField(
+        default=False, help_text="What answers under its names stays in every replica's memory."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
 

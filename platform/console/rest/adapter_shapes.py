@@ -61,8 +61,8 @@ class AdapterSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Adapter
-        fields = ("id", "name", "model", "tenant", "shared", "description", "aliases", "versions")
-        fields += ("created_at",)
+        fields = ("id", "name", "model", "tenant", "shared", "description", "pinned", "aliases")
+        fields += ("versions", "created_at")
 
     def get_shared(self, adapter: Adapter) -> bool:
         """Whether all who may use the model may use it."""

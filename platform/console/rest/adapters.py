@@ -111,6 +111,22 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         actions.take_offline(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
 
+    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @action(detail=True, methods=["post"])
+    def pin(self, request: Request, pk: str, **where: Any) -> Response:
+        """Keep what answers under its names in the memory of every replica; for operators. 409
+        where more than half of a replica's memory for adapters would be pinned.
+        """
+        actions.pin(actor=self.actor, adapter=self.row())
+        return Response(self.get_serializer(self.row()).data)
+
+    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @action(detail=True, methods=["post"])
+    def unpin(self, request: Request, pk: str, **where: Any) -> Response:
+        """Have its memory go to others again; for operators."""
+        actions.unpin(actor=self.actor, adapter=self.row())
+        return Response(self.get_serializer(self.row()).data)
+
     @extend_schema(
         responses={204: None}, parameters=[OpenApiParameter("name", str, OpenApiParameter.PATH)]
     )

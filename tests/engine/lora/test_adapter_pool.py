@@ -193,6 +193,18 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
         pool.close()
 
 
+def test_those_that_are_read_together_go_on_together_where_nothing_runs(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.core.adapter_pool._TOGETHER_S", _PATIENCE_S)
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    for number in (1, 2, 3):
+        pool.admit(request(disk.ref(number), str(number)))
+    ready = pool.take_ready(_PATIENCE_S)
+    assert [each.request_id for each, _ in ready] == ["1", "2", "3"]
+    pool.close()
+
+
 def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
     pool = AdapterPool(disk.load, disk.drop, 1000)
     disk.bad.add(disk.ref(1).digest)
@@ -287,4 +299,76 @@ def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> N
     assert (refused, isinstance(why, InvalidRequest)) == (second, True)
     assert all(isinstance(each.exception(), InvalidRequest) for each in asked)
     assert not pool.busy
+    pool.close()
+
+
+def running(pool: AdapterPool, *refs: AdapterRef) -> list[Request]:
+    """Requests for these, one each; those that may go on do."""
+    requests = [request(ref, ref.name) for ref in refs]
+    admitted = [each for each in requests if pool.admit(each)]
+    return admitted + settle(pool)
+
+
+def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=4)
+    flood = [disk.ref(number, "many") for number in range(1, 11)]
+    alone = running(pool, *flood[:4])
+    assert len(alone) == 4, "nobody else asks"
+    few = request(disk.ref(20, "few"), "few")
+    assert not pool.admit(few)
+    waiting = running(pool, *flood[4:])
+    assert waiting == []
+    pool.leave(alone[0])
+    assert settle(pool) == [few], "the first place that comes free is the other owner's"
+    pool.leave(few)
+    assert settle(pool) == [], "and stays free for it: three are in use"
+    assert disk.ref(20).digest in disk.device
+    again = request(disk.ref(20, "few"), "again")
+    assert pool.admit(again), "however many wait"
+    for each in alone[1:]:
+        pool.leave(each)
+    assert len(settle(pool)) == 3
+    pool.close()
+
+
+def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 400)
+    first = running(pool, disk.ref(1, "few"))
+    held = running(pool, *(disk.ref(number, "many") for number in range(2, 9)))
+    assert len(held) == 3
+    pool.leave(first[0])
+    assert settle(pool) == []
+    whole = running(pool, disk.ref(9, "few", size=100))
+    assert [each.request_id for each in whole] == ["n9"]
+    pool.close()
+
+
+def test_one_that_is_there_but_over_its_owners_share_waits(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=4)
+    few = running(pool, disk.ref(1, "few"))
+    refs = [disk.ref(number, "many") for number in (2, 3, 4)]
+    some = running(pool, *refs[:2])
+    pool.leave(few[0])
+    third = running(pool, refs[2])
+    assert len(third) == 1
+    pool.leave(some[0])
+    again, other = request(refs[0], "again"), request(refs[1], "other")
+    assert pool.admit(again)
+    assert pool.admit(other), "that one is in use already"
+    late = request(disk.ref(1, "many"), "late")
+    assert not pool.admit(late)
+    pool.leave(again)
+    assert settle(pool) == [late]
+    pool.close()
+
+
+def test_a_share_is_whole_again_once_nobody_else_has_asked_for_long(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=2)
+    pool.leave(running(pool, disk.ref(1, "few"))[0])
+    refs = [disk.ref(number, "many") for number in (2, 3)]
+    assert len(running(pool, *refs)) == 1
+    monkeypatch.setattr("engine.core.adapter_shares.IDLE_S", 0.0)
+    assert len(settle(pool)) == 1
     pool.close()

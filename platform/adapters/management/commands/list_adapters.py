@@ -34,6 +34,7 @@ class Command(QuireCommand):
                         version.number,
                         version.state,
                         answers(adapter, version.pk),
+                        "yes" if adapter.pinned else "-",
                         version.rank or "?",
                         version.num_bytes,
                         version.short_digest or "?",
@@ -41,7 +42,17 @@ class Command(QuireCommand):
                 )
                 if version.problem:
                     problems.append(f"{version}: {version.problem}")
-        head = ("ADAPTER", "OF", "VERSION", "STATE", "ANSWERS AS", "RANK", "BYTES", "DIGEST")
+        head = (
+            "ADAPTER",
+            "OF",
+            "VERSION",
+            "STATE",
+            "ANSWERS AS",
+            "PINNED",
+            "RANK",
+            "BYTES",
+            "DIGEST",
+        )
         self.table(head, lines)
         for problem in problems:
             self.note(problem)

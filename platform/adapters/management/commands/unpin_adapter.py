@@ -1,0 +1,28 @@
+"""`manage.py unpin_adapter NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from adapters import actions
+from adapters.commands import add_adapter_arguments, find_adapter
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Let an adapter's memory go again."""
+
+    help = "Have a pinned adapter leave replicas' memory again when others want its room."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which one."""
+        add_adapter_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Through the action."""
+        adapter = find_adapter(options["name"], options["tenant"])
+        actions.unpin(actor=COMMAND_LINE, adapter=adapter)
+        self.stdout.write(f"{adapter} isn't pinned any more.")

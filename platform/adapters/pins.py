@@ -1,0 +1,133 @@
+"""Adapters that operators keep in memory: what may be pinned, and what replicas are told of it.
+
+A pin is a row's column. Replicas forget theirs when they restart, and a promotion changes what a
+name stands for; so what is wanted is compared with what heartbeats tell, and replicas get the
+difference, again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import redis
+from django.conf import settings
+from django.db.models import Q
+
+from adapters.errors import Conflict, ServiceUnavailable
+from adapters.models import Adapter, AdapterVersion
+from adapters.store import content_path
+from catalog.control import send_control
+from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.models import ServedModel
+from engine.contract.adapters import AdapterRef
+from engine.contract.protocol import Heartbeat
+from engine.contract.redis_clients import sync_client
+
+#: What pinned adapters leave to all others: this part of a replica's memory for adapters.
+LEFT = 2
+#: The task that calls `keep`.
+TASK = "adapters.pins"
+#: The code of what is refused because of what is pinned already.
+FULL = "pinned_memory_full"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What pinned adapters may take: bytes, and places (None: as many as the bytes hold)."""
+
+    num_bytes: int
+    places: int | None
+
+    @classmethod
+    def of(cls, beat: Heartbeat) -> Room:
+        """One replica's."""
+        places = beat.stats.adapter_slots // LEFT if beat.stats.adapter_slots else None
+        return cls(beat.stats.adapter_capacity_bytes // LEFT, places)
+
+    def holds(self, versions: Iterable[AdapterVersion]) -> bool:
+        """Whether all of them fit together."""
+        sizes = {version.digest: version.num_bytes for version in versions}
+        few = self.places is None or len(sizes) <= self.places
+        return few and sum(sizes.values()) <= self.num_bytes
+
+
+def check(adapter: Adapter) -> None:
+    """Raise `Conflict` where a replica of its model can't hold it beside what is pinned there.
+
+    In a transaction: the model's row is locked, so that two can't both take the last room. While no
+    replica tells how much it has, anything may be pinned. Without Redis: `ServiceUnavailable`.
+    """
+    model = ServedModel.objects.select_for_update().get(pk=adapter.served_model_id)
+    others = Adapter.objects.filter(served_model=model, pinned=True).exclude(pk=adapter.pk)
+    taken = [version for other in others for version in _answering(other)]
+    own = list(_answering(adapter))
+    for beat in _beats():
+        room = Room.of(beat)
+        elsewhere = beat.model.name != model.name or beat.state != "ready"
+        if elsewhere or room.holds([*taken, *own]):
+            continue
+        places = "" if room.places is None else f" and {room.places} of its places"
+        raise Conflict(
+            f"{adapter} has {_bytes(own)} bytes, and {len(taken)} versions of {_bytes(taken)} "
+            "bytes are pinned already. At most half of a replica's memory for adapters may be, "
+            f"{room.num_bytes} bytes{places} of {beat.replica_id}: the rest is for all others.",
+            code=FULL,
+        )
+
+
+def keep() -> int:
+    """Tell replicas what to pin and what no more; how many words that took.
+
+    Raises `ServiceUnavailable` without Redis.
+    """
+    sent = 0
+    for beat in _beats():
+        if beat.state != "ready":
+            continue
+        pinned = {state.digest: state for state in beat.adapters if state.pinned}
+        wanted = {ref.digest: ref for ref in _fitting(beat)}
+        words = [(ref, True) for digest, ref in wanted.items() if digest not in pinned]
+        for digest in pinned.keys() - wanted.keys():
+            words.append((_ref(digest, pinned[digest].name, ""), False))
+        for ref, pin in words:
+            send_control(beat.replica_id, "load_adapter", adapter=ref, pin=pin)
+        sent += len(words)
+    return sent
+
+
+def _fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
+    """What this replica is to pin: of more than it has room for, what was made first."""
+    room, taken = Room.of(beat), []
+    rows = Adapter.objects.filter(served_model__name=beat.model.name, pinned=True)
+    for adapter in rows.select_related("tenant").order_by("pk"):
+        for version in _answering(adapter):
+            taken.append(version)
+            if not room.holds(taken):
+                return
+            yield _ref(version.digest, adapter.name, adapter.owner)
+
+
+def _answering(adapter: Adapter) -> Iterable[AdapterVersion]:
+    """Versions that one of its names leads to."""
+    leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
+    return adapter.versions.filter(leads).distinct().order_by("pk")
+
+
+def _ref(digest: str, name: str, owner: str) -> AdapterRef:
+    return AdapterRef(digest=digest, name=name, path=str(content_path(digest)), owner=owner)
+
+
+def _bytes(versions: Iterable[AdapterVersion]) -> int:
+    return sum(version.num_bytes for version in versions)
+
+
+def _beats() -> list[Heartbeat]:
+    client, prefix = sync_client(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    try:
+        ids = sorted(known_replicas(client, prefix))
+        return list(read_heartbeats(client, prefix, ids).values())
+    except (redis.RedisError, OSError) as error:
+        raise ServiceUnavailable("Replicas can't be asked: Redis is away.") from error
+    finally:
+        client.close()
