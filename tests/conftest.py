@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.utils
 
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
@@ -26,6 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Triton's interpreter must be asked for before a kernel is defined, and collecting tests of GPUs
 # defines some. Nothing else here uses Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# Each connection that a test makes of its own would read this from redis-py's package anew.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 
 #: Most tests are here, and changing Django's settings for each of them adds up.

@@ -34,5 +34,6 @@ def numbers_of(tree: ast.AST) -> set[int]:
 def test_each_fault_has_a_test_and_each_number_is_a_faults() -> None:
     found: set[int] = set()
     for path in Path(__file__).parent.rglob("test_*.py"):
-        found |= numbers_of(ast.parse(path.read_text(encoding="utf-8")))
+        if "fault_" in (text := path.read_text(encoding="utf-8")):
+            found |= numbers_of(ast.parse(text))
     assert found == FAULTS

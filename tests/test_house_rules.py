@@ -22,20 +22,26 @@ def sources() -> Iterator[Path]:
 
 
 @functools.cache
-def tree_of(path: Path) -> ast.Module:
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Of a file's tree: each rule looks at all of them."""
     # CPython 3.11 refuses to make a tree during which a collection runs finalizers in Python.
     gc.disable()
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        return [node for node in ast.walk(tree) if not isinstance(node, UNASKED)]
     finally:
         gc.enable()
+
+
+#: Most nodes, and no rule is about them.
+UNASKED = (ast.expr_context, ast.operator, ast.cmpop, ast.Name, ast.Constant, ast.arg)
 
 
 def test_fault_33_nothing_is_validated_by_assert_which_goes_under_python_o() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Assert)
     ]
     assert found == []
@@ -44,7 +50,7 @@ def test_fault_33_nothing_is_validated_by_assert_which_goes_under_python_o() -> 
 def test_no_pickle_and_no_unsafe_loading() -> None:
     found = []
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -63,7 +69,7 @@ def test_clients_of_redis_are_made_in_one_place() -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in sources()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "from_url"
@@ -81,7 +87,7 @@ def test_the_engine_asks_what_a_device_can_do_and_never_which_it_is() -> None:
         name = str(path.relative_to(ROOT))
         if name.startswith(DEVICES):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Compare):
                 sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
                 asks = any(side.endswith((".type", "device", "device.name")) for side in sides)
@@ -97,7 +103,7 @@ def test_errors_are_one_family_in_which_each_has_a_name_of_its_own() -> None:
     classes = [
         (node.name, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
         for path in sources()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     ]
     family, found = {"QuireError"}, 0
@@ -126,12 +132,19 @@ def test_fault_33_bad_values_are_refused_under_python_o() -> None:
     assert done.stdout.split() == ["temperature", "n", "block_size"]
 
 
-@pytest.mark.parametrize(
-    "module", ["engine", "engine.contract.protocol", "engine.contract.config", "engine.text"]
-)
-def test_the_engines_face_loads_no_torch(module: str) -> None:
-    script = f"import sys, {module}; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+def test_the_engines_face_loads_no_torch() -> None:
+    script = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    print(name, 'torch' in sys.modules)\n"
     )
-    assert done.stdout.strip() == "False"
+    modules = ["engine", "engine.contract.protocol", "engine.contract.config", "engine.text"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *modules],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"{name} False" for name in modules]

@@ -23,6 +23,8 @@ from engine.contract.protocol import Control
 READERS, PROMPTS, TOKENS = 6, 3, 120
 #: Turns of the name, and seconds from one to the next: gateways look it up every two.
 TURNS, APART_S = 10, 1.0
+#: Between two answers of a reader.
+REST_S = 0.2
 #: Both contents have passed their check under names of their own.
 _SWAP = """
 import time
@@ -95,6 +97,7 @@ async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swap
                 await _ask(http, instance.model, ADAPTER, prompt % PROMPTS, found)
                 if swapping.done() and harming.done():
                     return
+                await asyncio.sleep(REST_S)
 
         digests = {digest for digest, _ in found.expected}
         harming = asyncio.create_task(_harm(instance, kills, seed, digests, found))

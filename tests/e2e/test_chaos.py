@@ -9,6 +9,7 @@ import asyncio
 import random
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest_asyncio
 from config.chaos import faults, run
 from config.chaos.client import Client, clients
 from config.chaos.instance import Instance, running, until
-from config.chaos.kills import STREAMED, Kills
+from config.chaos.kills import STREAMED, Kills, _victims
 from config.chaos.report import passed, summary
 from config.chaos.run import Faults, Request
 from tests.e2e.adapter_swaps import swapped_under_kills
@@ -31,6 +32,8 @@ KILLS, TOKENS = 2, 80
 HARM = ("gateway frozen", "worker killed", "settings changed", "Redis killed", "disk full")
 #: Between two requests of a client: what is harmed needs the processor more.
 REST_S = 1.0
+#: Between two looks at whether a replica may be killed.
+LOOK_S = 0.2
 
 
 @dataclass
@@ -55,10 +58,47 @@ async def harmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harm
         yield Harmed(instance, client)
 
 
-async def test_fault_27_streams_of_every_kind_are_the_same_through_kills(harmed: Harmed) -> None:
+class Held:
+    """Keeps clients from asking anew while no replica may be killed: what runs then goes on, and
+    all come at once when the next one may. A processor that is full of streams only makes the
+    killed one's successor late.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance, self._open = instance, asyncio.Event()
+        self._fulfil = run._fulfil
+
+    async def fulfil(self, client: Client, request: Request) -> None:
+        """In the place of `run._fulfil`."""
+        await self._open.wait()
+        await self._fulfil(client, request)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """As long as the block lasts."""
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch())
+            yield
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            if await asyncio.to_thread(_victims, self._instance):
+                self._open.set()
+            else:
+                self._open.clear()
+            await asyncio.sleep(LOOK_S)
+
+
+async def test_fault_27_streams_of_every_kind_are_the_same_through_kills(
+    harmed: Harmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await harmed.whole()
+    held = Held(harmed.instance)
+    monkeypatch.setattr(run, "_fulfil", held.fulfil)
     kills = Kills(KILLS, 2 * len(STREAMED), TOKENS, 1, print)
-    outcome = await kills.run_on(harmed.instance, harmed.client)
+    async with held.watched():
+        outcome = await kills.run_on(harmed.instance, harmed.client)
     assert passed(outcome), summary(outcome)
     assert len(outcome.windows) == KILLS
     assert {asked.kind for asked in (r.asked for r in outcome.requests)} == set(STREAMED)

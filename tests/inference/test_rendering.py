@@ -183,7 +183,7 @@ async def test_a_template_without_end_stops_and_frees_its_thread(
         nonlocal ticks
         while True:
             ticks += 1
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
 
     heart = asyncio.create_task(beat())
     with pytest.raises(TemplateLimit):

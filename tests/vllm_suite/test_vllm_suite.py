@@ -40,12 +40,19 @@ def test_of_gpus():
 @pytest.mark.parametrize("n", [1, 2])
 def test_that_differs(n):
     assert n == 2, "one is not two"
+
+
+def test_that_waits():
+    while True:
+        pass
 """
+ENDLESS = f"{FILE}::test_that_waits"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source tree with one test file that talks to a server, and one that doesn't."""
+    tmp_path = tmp_path_factory.mktemp("suite")
     folder = tmp_path / "source" / "tests" / "entrypoints" / "openai"
     folder.mkdir(parents=True)
     for part in (folder, folder.parent, folder.parent.parent):
@@ -62,52 +69,54 @@ def test_files_that_talk_to_a_server_are_found(source: Path, tmp_path: Path) -> 
         test_files(tmp_path / "elsewhere")
 
 
-def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "tree")
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Reasons:
+    """Why a test isn't begun."""
+    file = tmp_path_factory.mktemp("endless") / "reasons.toml"
+    file.write_text(
+        f"[[reason]]\nwhy = 'It waits.'\nendless = true\ntests = ['{ENDLESS}']\n", encoding="utf-8"
+    )
+    return Reasons(file)
+
+
+@pytest.fixture(scope="module")
+def ran(
+    source: Path, endless: Reasons, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Result]:
+    """What the file came to, but for what never ends; by name."""
+    folder = tmp_path_factory.mktemp("ran")
+    build(source, folder / "tree")
     environment = {
         "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
+        "HOME": str(folder),
         "QUIRE_SUITE_URL": "http://127.0.0.1:1",
         "QUIRE_SUITE_KEY": "key",
         "QUIRE_SUITE_ROOT": str(ROOT),
         "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
         "QUIRE_SUITE_VERSION": "0",
     }
-    found = {result.name: result for result in run_file(FILE, tmp_path, environment, [])}
-    outcomes = {name.partition("::")[2]: result.outcome for name, result in found.items()}
+    found = run_file(FILE, folder, environment, endless.endless(FILE))
+    return {result.name: result for result in found}
+
+
+def test_results_are_told_apart(ran: dict[str, Result]) -> None:
+    outcomes = {name.partition("::")[2]: result.outcome for name, result in ran.items()}
     assert outcomes == {
         "test_what_the_stand_ins_can": "passed",
         "test_of_the_insides": "skipped",
         "test_of_gpus": "skipped",
         "test_that_differs[1]": "differs",
         "test_that_differs[2]": "passed",
+        "test_that_waits": "differs",
     }
-    assert "one is not two" in found[f"{FILE}::test_that_differs[1]"].told
+    assert "one is not two" in ran[f"{FILE}::test_that_differs[1]"].told
 
 
-def test_what_never_ends_isnt_begun(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "tree")
-    file = tmp_path / "reasons.toml"
-    endless = f"{FILE}::test_that_differs"
-    file.write_text(
-        f"[[reason]]\nwhy = 'It waits.'\nendless = true\ntests = ['{endless}']\n", encoding="utf-8"
-    )
-    reasons = Reasons(file)
-    assert reasons.endless(FILE) == [endless]
-    assert reasons.endless("another.py") == []
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "QUIRE_SUITE_URL": "http://127.0.0.1:1",
-        "QUIRE_SUITE_KEY": "key",
-        "QUIRE_SUITE_ROOT": str(ROOT),
-        "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
-        "QUIRE_SUITE_VERSION": "0",
-    }
-    found = run_file(FILE, tmp_path, environment, reasons.endless(FILE))
-    differs = [result.name for result in found if result.outcome == "differs"]
-    assert differs == [endless]
-    assert reasons.of(endless) == "It waits."
+def test_what_never_ends_isnt_begun(endless: Reasons, ran: dict[str, Result]) -> None:
+    assert endless.endless(FILE) == [ENDLESS]
+    assert endless.endless("another.py") == []
+    assert ran[ENDLESS].told == "It never ends."
+    assert endless.of(ENDLESS) == "It waits."
 
 
 @pytest.fixture

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core import draft_timing
 from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 
 
 def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wider steps take no longer, and no tenant pays for what drafts and looks take."""
+    """Wider steps take no longer, and no tenant pays for what drafts and looks take.
+
+    No width is timed at the start, where nobody would note it: that took longer than most tests.
+    """
+    monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
     monkeypatch.setattr(StepCosts, "note", lambda *_: None)
     monkeypatch.setattr(StepCosts, "widest", 10**6)
     monkeypatch.setattr(Purses, "left", lambda *_: 1e9)
