@@ -13,6 +13,7 @@ import asyncio
 import gc
 import io
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from functools import lru_cache, partial
@@ -29,6 +30,7 @@ from engine.contract.errors import QuireError
 from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import PayloadTooLarge, error_response
+from inference.fair_turns import begins
 from inference.generation import background
 from inference.settings import gateway_settings
 from inference.tracing import close_tracing, tracing
@@ -38,11 +40,12 @@ from inference.web.body import (
     Receive,
     Scope,
     check_caller,
+    claimed_tenant,
     is_upload,
     read_body,
     read_upload,
 )
-from inference.web.exchange import HANDLER, RECEIVED, Exchange
+from inference.web.exchange import ARRIVED, HANDLER, RECEIVED, Exchange
 from inference.web.page_bodies import BoundedBodies
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
@@ -100,6 +103,9 @@ class GatewayHandler(ASGIHandler):
             await self.send_response(self._refused(scope, error), send)
             return
         with body:
+            scope[ARRIVED] = time.perf_counter()
+            if scope["method"] == "POST":
+                await begins.here().wait(claimed_tenant(scope))
             request, response = self.create_request(scope, body)
             if request is None:
                 await self.send_response(response, send)

@@ -145,19 +145,21 @@ class EngineClient:
         requests: Iterable[EngineRequest],
         model: str,
         *,
+        tenant: str = "",
         stream: str = "",
         known: Known | None = None,
     ) -> Submission:
         """Hand in requests that belong together; pieces carry a request's place in the list.
 
         Args:
+            tenant: whose they are.
             stream: under which name they are kept for other gateways; "": they aren't.
             known: what another gateway had of them; only what comes behind it is handed out.
 
         Never fails by itself: without a replica the submission waits, and then raises
         `EngineUnavailable` at its reader.
         """
-        submission = Submission(self, Mailbox())
+        submission = Submission(self, Mailbox(tenant))
         self._place_next(submission, self._flights_of(submission, requests, model, stream, known))
         return submission
 

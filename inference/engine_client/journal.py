@@ -159,8 +159,9 @@ class Journal:
         """The stream is over here and will be billed: who goes on with it bills the rest."""
         name = protocol.stream_key(stream, self._prefix)
         counts = "prompt", prompt_tokens, "billed", completion_tokens
+        replies = [self._link.send("HSET", name, *counts)]
+        for kept in (name, journal_key(self._prefix, stream)):
+            replies.append(self._link.send("EXPIRE", kept, KEEP_ENDED_S))
         with contextlib.suppress(RedisError):  # without Redis nobody goes on with it
-            await self._link.execute("HSET", name, *counts)
-            for kept in (name, journal_key(self._prefix, stream)):
-                await self._link.execute("EXPIRE", kept, KEEP_ENDED_S)
+            await replies[-1]
         self._untold.discard(stream)

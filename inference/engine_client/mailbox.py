@@ -8,6 +8,7 @@ from itertools import islice
 
 from engine.contract.errors import QuireError
 from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
+from inference.fair_turns import wakes
 
 #: Pieces that a consumer takes in one turn of the event loop.
 PIECES_AT_ONCE = 64
@@ -72,12 +73,24 @@ class Mailbox:
     """One consumer's pieces. The writer never waits; what a slow consumer leaves is merged.
 
     At most one piece an output waits here, so memory is bounded by the tokens that the request may
-    have, whatever the consumer's speed. Not thread-safe: writer and consumer share a loop.
+    have, whatever the consumer's speed. A step's tokens of hundreds of consumers wake a few of them
+    in a turn of the loop, tenants one by one, and what comes until then is merged: the further the
+    loop is behind, the less it has to do. Not thread-safe: writer and consumer share a loop.
     """
 
-    __slots__ = ("_deadline", "_error", "_is_rest", "_pieces", "_timer", "_waiter")
+    __slots__ = (
+        "_deadline",
+        "_error",
+        "_in_line",
+        "_is_rest",
+        "_pieces",
+        "_tenant",
+        "_timer",
+        "_waiter",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str = "") -> None:
+        self._tenant, self._in_line = tenant, False
         self._pieces: dict[tuple[int, int], Piece] = {}
         self._is_rest = False
         self._error: QuireError | None = None
@@ -102,8 +115,9 @@ class Mailbox:
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is not None and not self._in_line and not waiter.done():
+            self._in_line = True
+            wakes.here().give(self._tenant, waiter)
 
     async def get(self, wait_s: float | None = None) -> list[Piece]:
         """What has come, at most one piece an output; [] after `wait_s` seconds without any.
@@ -127,7 +141,7 @@ class Mailbox:
 
     async def _wait(self, wait_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
+        self._waiter, self._in_line = loop.create_future(), False
         if wait_s is not None:
             self._end_after(wait_s, loop)
         try:
@@ -150,7 +164,8 @@ class Mailbox:
             return
         left = deadline - loop.time()
         if left <= 0:
-            self._wake()
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
         else:
             self._timer = loop.call_later(left, self._late, loop)
 

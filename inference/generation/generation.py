@@ -13,6 +13,7 @@ from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
 from inference.engine_client.flight import Flight
 from inference.errors import as_quire_error
+from inference.fair_turns import ends
 from inference.generation.background import spawn
 from inference.generation.continuity import Continuity, can_go_on_elsewhere, take_over
 from inference.generation.discarded import is_unbilled_unless_finished
@@ -100,6 +101,7 @@ class Generation:
         self._submission: Submission = get_engine_client().submit(
             job.engine_requests(admission.output_tokens),
             job.served.base,
+            tenant=job.caller.tenant,
             stream=self._continuity.stream,
             known=self._continuity.known,
         )
@@ -311,6 +313,7 @@ class Generation:
         """Write the usage, after the engine said what an aborted request had run."""
         job, used = self.job, self.job.served.use
         await self._submission.gone(GONE_TIMEOUT_S)
+        await ends.here().wait(job.caller.tenant)
         usage = await beside_loop(len(job.prompts) * len(self.outputs[0]), self._billed)
         status = 200 if self.finished else CLIENT_LEFT
         if self._error is not None:

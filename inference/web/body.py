@@ -12,7 +12,7 @@ from typing import IO, Any
 from inference.errors import PayloadTooLarge, RequestTimeout
 from inference.settings import gateway_settings
 from inference.web.guesses import Guesses
-from tenants.authentication import authenticate
+from tenants.authentication import authenticate, tenant_claimed
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -73,6 +73,17 @@ async def check_caller(scope: Scope) -> None:
         headers.get(b"authorization"), headers.get(b"x-api-key"), guard=Guesses(address)
     )
     caller.check_address(address)
+
+
+def claimed_tenant(scope: Scope) -> str:
+    """Whose the request seems to be, for whose turn it is: it gives no rights. "" of strangers."""
+    authorization = key = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            authorization = value.decode("latin1")
+        elif name == b"x-api-key":
+            key = value.decode("latin1")
+    return tenant_claimed(authorization, key)
 
 
 async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:

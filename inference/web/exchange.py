@@ -22,6 +22,8 @@ _QUIET = frozenset({"/health", "/ping", "/metrics", "/load"})
 CLIENT_LEFT = 499
 #: Where in the scope views leave what they learn of a request.
 HANDLER, RECEIVED = "quire.handler", "quire.received"
+#: When (`time.perf_counter`) a request was there whole, before it waited for its turn.
+ARRIVED = "quire.arrived"
 TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
 
 

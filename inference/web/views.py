@@ -27,8 +27,7 @@ from inference.settings import gateway_settings
 from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.body import BODY
-from inference.web.exchange import ERROR, KEY, TENANT
-from inference.web.fair_begins import turn_of
+from inference.web.exchange import ARRIVED, ERROR, KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
 from inference.web.negotiation import (
@@ -83,7 +82,8 @@ class GatewayView(APIView):
     ) -> HttpResponseBase:
         """Negotiate, authenticate, permit, handle; turn any exception into a response."""
         gateway_request = cast(GatewayRequest, request)
-        gateway_request.received = time.perf_counter()
+        scope = getattr(request, "scope", None) or {}
+        gateway_request.received = scope.get(ARRIVED) or time.perf_counter()
         ask_from(request.META.get("HTTP_LAST_EVENT_ID"))
         gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
         # Only what asks a model for something is recorded, not what looks.
@@ -97,14 +97,11 @@ class GatewayView(APIView):
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
                 await self._admit(gateway_request)
-                if recorded:
-                    await turn_of(gateway_request.caller.tenant)
                 await self._parse_beside(gateway_request)
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
             note_refusal(error)
-            if (scope := getattr(request, "scope", None)) is not None:  # for the access log
-                scope[ERROR] = as_quire_error(error).code
+            scope[ERROR] = as_quire_error(error).code  # for the access log
             response = self.error_to(gateway_request, error)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)

@@ -99,7 +99,10 @@ class InstantReplica:
         while True:
             now = time.time()
             stats = EngineStats(
-                num_requests_running=len(self.running), steps_total=self.steps, num_blocks=10_000
+                num_requests_running=len(self.running),
+                num_requests_waiting=args.waiting,
+                steps_total=self.steps,
+                num_blocks=10_000,
             )
             beat = Heartbeat(
                 replica_id=self.id,
@@ -197,6 +200,7 @@ def main() -> None:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--pace-ms", type=float, default=0.0)
     parser.add_argument("--lockstep", action="store_true")
+    parser.add_argument("--waiting", type=int, default=0, help="requests that it says wait")
     InstantReplica(parser.parse_args()).run()
 
 

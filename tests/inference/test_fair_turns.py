@@ -1,0 +1,67 @@
+"""Of what becomes due at once a few go on in each turn of the loop, and tenants take turns."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inference.engine_client import Mailbox, Piece
+from inference.fair_turns import FairTurns, wakes
+
+AT_ONCE = 4
+
+
+async def test_fault_51_one_of_another_tenant_goes_on_before_the_rest_of_a_burst() -> None:
+    turns, begun = FairTurns(AT_ONCE), list[str]()
+
+    async def one(name: str) -> None:
+        await turns.wait(name[0])
+        begun.append(name)
+
+    tasks = [asyncio.create_task(one(f"a{number}")) for number in range(200)]
+    tasks += [asyncio.create_task(one(f"b{number}")) for number in range(2)]
+    tasks[100].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun.index("b0") <= AT_ONCE + 2
+    assert begun.index("b1") <= 2 * AT_ONCE
+    assert [name for name in begun if name[0] == "a"] == [f"a{n}" for n in range(200) if n != 100]
+
+
+async def test_who_comes_alone_does_not_wait() -> None:
+    turns = FairTurns(AT_ONCE)
+    for _ in range(3):
+        waiting = turns.wait("a")
+        try:
+            waiting.send(None)
+        except StopIteration:
+            pass
+        else:
+            raise AssertionError("it waited")
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not turns._counting
+
+
+async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_merged() -> None:
+    told: list[tuple[str, list[int]]] = []
+
+    async def reader(tenant: str, mailbox: Mailbox) -> None:
+        while (pieces := await mailbox.get(1.0)) and not pieces[0].finish_reason:
+            told.append((tenant, pieces[0].token_ids))
+
+    boxes = [("a", Mailbox("a")) for _ in range(200)] + [("b", Mailbox("b"))]
+    tasks = [asyncio.create_task(reader(*each)) for each in boxes]
+    await asyncio.sleep(0)
+    for step in range(3):
+        for _, mailbox in boxes:
+            mailbox.put(Piece(0, 0, [step]))
+        await asyncio.sleep(0)
+    for _ in range(300):
+        await asyncio.sleep(0)
+    assert not wakes.here()._counting
+    assert "b" in [tenant for tenant, _ in told][: wakes.here()._at_once + 2]
+    assert len(told) < 3 * len(boxes)
+    assert ("a", [0, 1, 2]) in told
+    assert sum(len(tokens) for _, tokens in told) == 3 * len(boxes)
+    for _, mailbox in boxes:
+        mailbox.put(Piece(0, 0, [], finish_reason="stop"))
+    await asyncio.gather(*tasks)
