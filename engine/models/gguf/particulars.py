@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ from engine.contract.errors import ModelLoadError
 from engine.models.gguf.metadata import Metadata
 
 Fields = dict[str, Any]
+log = logging.getLogger(__name__)
+#: What converters write for a context of any length, and what Granite 4 was trained for.
+_ANY_CONTEXT, _GRANITE_CONTEXT = 1 << 20, 1 << 17
 
 
 def experts(values: Metadata) -> Fields:
@@ -111,6 +115,7 @@ def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
         "num_local_experts": 0,
         "layer_types": [kinds[carries] for carries in carrying],
         "position_embedding_type": "rope" if rotated else "nope",
+        "max_position_embeddings": _granite_context(values, rotated),
         "shared_intermediate_size": _rows(
             values, shared if values.has(shared) else "blk.0.ffn_up.weight"
         ),
@@ -124,6 +129,19 @@ def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
         "mamba_proj_bias": values.has(f"blk.{first}.ssm_in.bias"),
     }
     return {**_granite(values, head_dim), **found, **experts(values)}
+
+
+def _granite_context(values: Metadata, rotated: bool) -> int:
+    """Converters write 2^20 for any length where nothing is rotated."""
+    told = values.count("context_length")
+    if rotated or told != _ANY_CONTEXT:
+        return told
+    log.info(
+        "The file's context of %d tokens stands for any length. %d are served, those that Granite "
+        "4 is made for; hf_overrides with max_position_embeddings sets another number.",
+        told, _GRANITE_CONTEXT,
+    )  # fmt: skip
+    return _GRANITE_CONTEXT
 
 
 def _qwen3_next(values: Metadata, head_dim: int) -> Fields:

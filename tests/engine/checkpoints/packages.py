@@ -18,6 +18,7 @@ def scheme(**weights: Any) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
+        "quantization_status": "compressed",
         "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }

@@ -21,7 +21,6 @@ from engine.quantization.checkpoint.registry import find_format
 from tests.engine.checkpoints.folders import FILE
 from tests.engine.checkpoints.test_formats import FORMATS as BY_TEST
 from tests.engine.checkpoints.test_formats import Format
-from tests.engine.checkpoints.test_perplexity import FORMATS as BY_DEMO
 from tests.engine.checkpoints.writers import mxfp4
 
 AT = "model.layers.0.mlp.down_proj"
@@ -37,9 +36,6 @@ def _experts(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 FORMATS = {
     **BY_TEST,
-    "ct-mxfp4": Format(BY_DEMO["MXFP4"][0], BY_DEMO["MXFP4"][1], "kept"),
-    "modelopt": Format({"quant_method": "modelopt", "quant_algo": "FP8"},
-                       BY_TEST["fp8-tensor"].write, "kept"),
     "mxfp4": Format({"quant_method": "mxfp4"}, _experts, "kept"),
 }  # fmt: skip
 #: What a checkpoint may lack: the layer's other tensors say what it would.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.models.quantized_weights import QuantizedWeights
@@ -17,15 +18,27 @@ from engine.quantization.checkpoint.registry import find_format
 from tests.engine.checkpoints import packages, writers
 from tests.engine.checkpoints.folders import Pair, make_pair
 from tests.engine.checkpoints.packages import compressed, scheme
+from tests.engine.checkpoints.rounded import (
+    RoundedModel,
+    Rounding,
+    float8_words,
+    half_minima,
+    half_points,
+    half_scales,
+    logits_of,
+    table_words,
+)
 from tests.engine.checkpoints.writers import Writer
 from tests.engine.models import Oracle
 
-_ROUGH = 0.05
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+SMALL: dict[str, Any] = {
+    "dtype": "float32", "num_gpu_blocks_override": 50, "max_model_len": 128,
+}  # fmt: skip
+#: Of logits, in parts of the largest: what sums of float32 in another order make of them.
+NEAR = 1e-5
 PROMPT = [5, 6, 7, 8, 200, 31, 77, 300, 12, 13, 9, 45]
-_INT8, _HEADER8 = packages.torchao8(None)
-_INT4, _HEADER4 = packages.torchao8(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +46,7 @@ class Format:
     config: dict[str, Any]
     write: Writer
     level: str
-    #: Of log probabilities; more where float16 doesn't hold the scales or minima exactly.
-    near: float = 1e-3
+    rounding: Rounding = field(default_factory=Rounding)
     header: dict[str, str] = field(default_factory=dict)
 
 
@@ -43,22 +55,43 @@ def _gptq(level: str, **how: Any) -> Format:
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": True}
     if how.get("version") == 2:
         config["checkpoint_format"] = "gptq_v2"
-    return Format(config, writers.gptq(**how), level)
+    rounding = Rounding(group=None if group == -1 else group, sorted_="sorted_" in how)
+    return Format(config, writers.gptq(**how), level, rounding)
 
 
 def _compressed(kind: str, level: str, **weights: Any) -> Format:
-    return Format({**scheme(**weights), "format": kind}, compressed(kind, **weights), level)
+    rounding = Rounding(group=weights.get("group_size"))
+    return Format(
+        {**scheme(**weights), "format": kind}, compressed(kind, **weights), level,
+        _BY_TENSOR if weights["type"] == "float" else rounding,
+    )  # fmt: skip
 
 
 def _hqq(bits: int, level: str) -> Format:
     quant = {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": 1}}
-    return Format({"quant_method": "hqq", "quant_config": quant}, writers.hqq(bits), level, _ROUGH)
+    kept = Rounding(weights=half_points if bits == 8 else half_minima)
+    return Format({"quant_method": "hqq", "quant_config": quant}, writers.hqq(bits), level, kept)
+
+
+def _nvfp4_scales(stored: Mapping[str, Tensor]) -> Tensor:
+    return stored["weight_scale"].float() * stored["weight_scale_2"]
+
+
+def _torchao(group: int | None) -> Format:
+    write, header = packages.torchao8(group)
+    kept = Rounding(group=group, weights=half_scales(lambda stored: stored["_weight_scale"]))
+    return Format({"quant_method": "torchao"}, write, "kept", kept, header)
 
 
 _GROUPED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 _ROWS8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 _FLOAT8 = {"num_bits": 8, "type": "float"}
+_MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+_FLOATS = Rounding("floats")
+_BLOCKS = Rounding(group=64, weights=table_words)
+_BY_TENSOR = Rounding("float8", None, float8_words)
 FORMATS: dict[str, Format] = {
     "gptq-2": _gptq("read", bits=2),
     "gptq-3": _gptq("read", bits=3),
@@ -75,29 +108,37 @@ FORMATS: dict[str, Format] = {
     "awq-8": Format({"quant_method": "awq", "bits": 8, "group_size": 32, "version": "gemm"},
                     writers.awq(bits=8), "kept"),
     "fp8-tensor": Format({"quant_method": "fp8", "activation_scheme": "static"},
-                         writers.fp8("tensor"), "kept"),
-    "fp8-row": Format({"quant_method": "fbgemm_fp8"}, writers.fp8("row"), "kept"),
-    "fp8-block": Format({"quant_method": "fp8", "weight_block_size": [32, 32]},
-                        writers.fp8("block", "weight_scale_inv"), "kept"),
+                         writers.fp8("tensor"), "kept", _BY_TENSOR),
+    "fp8-row": Format({"quant_method": "fbgemm_fp8"}, writers.fp8("row"), "kept",
+                      _BY_TENSOR),
+    "fp8-block": Format(
+        {"quant_method": "fp8", "weight_block_size": [32, 32]},
+        writers.fp8("block", "weight_scale_inv"), "kept", Rounding("float8", weights=float8_words),
+    ),
     "fp8-e5m2": Format({"quant_method": "fp8"}, writers.fp8("row", dtype=torch.float8_e5m2),
-                       "read"),
+                       "read", _FLOATS),
     "fp8-e5m2-block": Format(
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
-        writers.fp8("block", "weight_scale_inv", dtype=torch.float8_e5m2), "read",
+        writers.fp8("block", "weight_scale_inv", dtype=torch.float8_e5m2), "read", _FLOATS,
     ),
+    "modelopt": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, writers.fp8("tensor"),
+                       "kept", _BY_TENSOR),
     "nvfp4": Format({"quant_method": "modelopt", "quant_algo": "NVFP4"}, writers.nvfp4,
-                    "kept", _ROUGH),
+                    "kept", Rounding(group=16, weights=half_scales(_nvfp4_scales))),
     "hqq-2": _hqq(2, "read"),
     "hqq-3": _hqq(3, "read"),
     "hqq-4": _hqq(4, "kept"),
     "hqq-8": _hqq(8, "kept"),
-    "squeezellm": Format({"quant_method": "squeezellm", "wbits": 4}, writers.squeezellm, "read"),
-    "aqlm": Format({"quant_method": "aqlm"}, writers.aqlm, "read"),
-    "bnb-nf4": Format(_BNB, packages.bitsandbytes4("nf4", False), "kept"),
-    "bnb-fp4": Format(_BNB, packages.bitsandbytes4("fp4", False), "kept"),
-    "bnb-nested": Format(_BNB, packages.bitsandbytes4("nf4", True), "kept"),
-    "bnb-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True},
-                       writers.bitsandbytes_int8, "kept", _ROUGH),
+    "squeezellm": Format({"quant_method": "squeezellm", "wbits": 4}, writers.squeezellm, "read",
+                         _FLOATS),
+    "aqlm": Format({"quant_method": "aqlm"}, writers.aqlm, "read", _FLOATS),
+    "bnb-nf4": Format(_BNB, packages.bitsandbytes4("nf4", False), "kept", _BLOCKS),
+    "bnb-fp4": Format(_BNB, packages.bitsandbytes4("fp4", False), "kept", _BLOCKS),
+    "bnb-nested": Format(_BNB, packages.bitsandbytes4("nf4", True), "kept", _BLOCKS),
+    "bnb-int8": Format(
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}, writers.bitsandbytes_int8, "kept",
+        Rounding(group=None, weights=half_scales(lambda stored: stored["SCB"][:, None] / 127)),
+    ),
     "ct-w4a16": _compressed("pack-quantized", "kept", **_GROUPED),
     "ct-w4a16-zeros": _compressed("pack-quantized", "kept", symmetric=False, **_GROUPED),
     "ct-w3a16": _compressed("pack-quantized", "read", **{**_GROUPED, "num_bits": 3}),
@@ -106,8 +147,15 @@ FORMATS: dict[str, Format] = {
     "ct-w8-zeros": _compressed("int-quantized", "kept", symmetric=False, **_ROWS8),
     "ct-fp8-tensor": _compressed("float-quantized", "kept", strategy="tensor", **_FLOAT8),
     "ct-fp8-row": _compressed("float-quantized", "kept", strategy="channel", **_FLOAT8),
-    "torchao-int8": Format({"quant_method": "torchao"}, _INT8, "kept", _ROUGH, _HEADER8),
-    "torchao-int4": Format({"quant_method": "torchao"}, _INT4, "kept", _ROUGH, _HEADER4),
+    "ct-mxfp4": Format({**scheme(**_MXFP4), "format": "mxfp4-pack-quantized"}, writers.dense_mxfp4,
+                       "kept"),
+    "ct-nvfp4": Format(
+        {**scheme(**_NVFP4), "format": "nvfp4-pack-quantized"}, writers.packed_nvfp4, "kept",
+        Rounding(group=16, weights=half_scales(lambda stored: stored["weight_scale"].float()
+                                               / stored["weight_global_scale"])),
+    ),
+    "torchao-int8": _torchao(None),
+    "torchao-int4": _torchao(32),
 }  # fmt: skip
 Pairs = Callable[[str], Pair]
 
@@ -125,6 +173,11 @@ def pair(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         return made[name]
 
     return get
+
+
+def far(logits: Tensor, wanted: Tensor) -> float:
+    """In parts of the largest that is wanted."""
+    return float((logits - wanted).abs().max() / wanted.abs().max())
 
 
 def opened(folder: Path, config: dict[str, Any]) -> QuantizedWeights:
@@ -149,31 +202,29 @@ def test_a_layer_means_what_its_plain_weights_are(name: str, pair: Pairs) -> Non
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_says_what_transformers_says_to_the_plain_weights(name: str, pair: Pairs) -> None:
+    """Without compiled kernels activations stay as they are, and integers keep their grids."""
     made = pair(name)
-    llm = LLM(
-        str(made.packed), dtype="float32", cpu_kernels=False, num_gpu_blocks_override=50,
-        max_model_len=128,
-    )  # fmt: skip
-    oracle = Oracle(made.plain)
-    found = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-    assert list(found) == oracle.greedy(PROMPT, 6)
-    wanted = oracle.logprobs(PROMPT)
-    scores = llm.generate([PROMPT], SCORED, use_tqdm=False)[0].prompt_logprobs
-    assert scores is not None
-    for position in range(1, len(PROMPT)):
-        entry = scores[position]
-        assert entry is not None
-        token = PROMPT[position]
-        assert entry[token].logprob == pytest.approx(
-            float(wanted[position - 1, token]), abs=FORMATS[name].near
-        )
+    llm = LLM(str(made.packed), cpu_kernels=False, **SMALL)
+    tokens, logits = logits_of(llm, PROMPT, 6)
+    assert tokens == Oracle(made.plain).greedy(PROMPT, 6)
+    said, wanted = RoundedModel(made, FORMATS[name].rounding, inputs=False).greedy(PROMPT, 6)
+    assert tokens == said
+    assert far(logits, wanted) < NEAR
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_report_says_what_became_of_each_layer(name: str, pair: Pairs, compiler: None) -> None:
-    llm = LLM(
-        str(pair(name).packed), dtype="float32", num_gpu_blocks_override=50, max_model_len=128
-    )
+def test_the_kernels_round_what_the_format_says_and_nothing_else(
+    name: str, pair: Pairs, compiler: None
+) -> None:
+    """And the report tells what became of each layer; a batch says what its requests say alone."""
+    made = pair(name)
+    llm = LLM(str(made.packed), **SMALL)
+    model = RoundedModel(made, FORMATS[name].rounding, inputs=True)
+    prompt = model.clear_prompt(5, 3)
+    tokens, logits = logits_of(llm, prompt, 3)
+    said, wanted = model.greedy(prompt, 3)
+    assert tokens == said
+    assert far(logits, wanted) < NEAR
     reports = llm.load_report()
     layers = [report for report in reports if "_proj" in report.layer]
     assert len(layers) == 3 * 4

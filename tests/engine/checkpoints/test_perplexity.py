@@ -9,23 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from engine import LLM
 from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme
-from tests.engine.checkpoints.writers import Writer, Written
+from tests.engine.checkpoints.writers import Writer
 from tests.engine.quantization.perplexity import DEMO, demo_perplexity, perplexity
 
 _W8A8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
-
-
-def mxfp4(weight: Tensor) -> Written:
-    """A dense layer, as compressed-tensors keeps it."""
-    parts, whole = writers.mxfp4(weight[None])
-    packed = parts["_blocks"][0].flatten(1)
-    return {"weight_packed": packed, "weight_scale": parts["_scales"][0]}, whole[0]
 
 
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
@@ -47,7 +39,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Writer, float]] = {
     "nf4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes4("nf4", True), 0.04,
     ),
-    "MXFP4": ({**scheme(**_MXFP4), "format": "mxfp4-pack-quantized"}, mxfp4, 0.06),
+    "MXFP4": ({**scheme(**_MXFP4), "format": "mxfp4-pack-quantized"}, writers.dense_mxfp4, 0.06),
 }  # fmt: skip
 """Of each its config, how it's written, and how far perplexity may move."""
 

@@ -146,6 +146,17 @@ def nvfp4(weight: Tensor) -> Written:
     return tensors, (values * factors[..., None]).flatten(1)
 
 
+def packed_nvfp4(weight: Tensor) -> Written:
+    """As compressed-tensors keeps it: the scale for all of them is its inverse."""
+    parts, whole = nvfp4(weight)
+    tensors = {
+        "weight_packed": parts["weight"],
+        "weight_scale": parts["weight_scale"],
+        "weight_global_scale": 1 / parts["weight_scale_2"].reshape(1),
+    }
+    return tensors, whole
+
+
 def hqq(bits: int, group: int = 32) -> Writer:
     parts = {8: 1, 4: 2, 3: 10, 2: 4}[bits]
 
@@ -206,6 +217,13 @@ def mxfp4(weights: Tensor) -> Written:
     packed, values = e2m1(groups / exponents.exp2()[..., None])
     tensors = {"_blocks": packed, "_scales": (exponents + 127).to(torch.uint8)}
     return tensors, (values * exponents.exp2()[..., None]).flatten(2)
+
+
+def dense_mxfp4(weight: Tensor) -> Written:
+    """As compressed-tensors keeps it."""
+    parts, whole = mxfp4(weight[None])
+    packed = parts["_blocks"][0].flatten(1)
+    return {"weight_packed": packed, "weight_scale": parts["_scales"][0]}, whole[0]
 
 
 def state_of(quant_state: dict[str, Any]) -> Tensor:

@@ -455,6 +455,24 @@ def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
         make(file)
 
 
+@pytest.mark.parametrize(("told", "served"), [(1 << 20, 1 << 17), (1 << 19, 1 << 19)])
+def test_a_context_of_any_length_is_that_of_the_family(
+    told: int, served: int, tmp_path: Path
+) -> None:
+    """Converters write 2^20 for a Granite 4 that rotates nothing; other numbers are meant."""
+
+    def more(writer: gguf.GGUFWriter, config: Config) -> None:
+        states(writer, config)
+        writer.kv_data[0].pop("granitehybrid.context_length")
+        writer.add_context_length(told)
+
+    case = Case("granite4", "granitehybrid", changed=granite_hybrid, more=more)
+    folder = checkpoint("granitehybrid", tmp_path / "checkpoint")
+    file = write(case, folder, tmp_path / "model.gguf", lambda _: Kind.F32)
+    llm = LLM(str(file), skip_tokenizer_init=True, num_gpu_blocks_override=20)
+    assert llm.core.facts.max_model_len == served
+
+
 def test_what_a_file_says_of_states_must_be_possible(tmp_path: Path) -> None:
     folder = checkpoint("granitehybrid", tmp_path / "checkpoint")
 

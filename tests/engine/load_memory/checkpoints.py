@@ -82,8 +82,10 @@ class Stored(NamedTuple):
     content: bytes = b""
 
 
-def _write_kinds(path: Path, tensors: Mapping[str, Stored]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _write_kinds(
+    path: Path, tensors: Mapping[str, Stored], words: Mapping[str, str] | None = None
+) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(words or {})}}
     end, places = 0, {}
     for name, tensor in tensors.items():
         begin, end = end, end + math.prod(tensor.shape) * tensor.itemsize
@@ -161,6 +163,47 @@ def _mxfp4(rows: int, columns: int) -> dict[str, Stored]:
     }
 
 
+def _nvfp4(rows: int, columns: int) -> dict[str, Stored]:
+    return {
+        "weight": Stored("U8", (rows, columns // 2), 1),
+        "weight_scale": Stored("F8_E4M3", (rows, columns // 16), 1),
+        "weight_scale_2": Stored("F32", (), 4, struct.pack("<f", 1.0)),
+    }
+
+
+def _int8(rows: int, columns: int) -> dict[str, Stored]:
+    return {"weight": Stored("I8", (rows, columns), 1), "SCB": Stored("F32", (rows,), 4)}
+
+
+def _torchao(rows: int, columns: int) -> dict[str, Stored]:
+    groups = (rows, columns // 32)
+    return {
+        "_weight_qdata": Stored("I8", (rows, columns), 1),
+        "_weight_scale": Stored("F32", groups, 4),
+        "_weight_zero_point": Stored("I8", groups, 1),
+    }
+
+
+_TORCHAO_WORD = json.dumps(
+    {"_type": "IntxUnpackedToInt8Tensor", "_tensor_data_names": ["qdata", "scale", "zero_point"]}
+)
+
+
+def _squeezellm(rows: int, columns: int) -> dict[str, Stored]:
+    return {
+        "qweight": Stored("I32", (columns // 8, rows), 4),
+        "lookup_table": Stored("F16", (rows, 16), 2),
+    }
+
+
+def _aqlm(rows: int, columns: int) -> dict[str, Stored]:
+    return {
+        "codes": Stored("I8", (rows, columns // 8, 2), 1),
+        "codebooks": Stored("F16", (2, 256, 1, 8), 2),
+        "scales": Stored("F16", (rows, 1, 1, 1), 2),
+    }
+
+
 def _compressed(kind: str, **weights: Any) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
@@ -181,6 +224,11 @@ QUANTIZED: dict[str, tuple[dict[str, Any], Layer]] = {
     ),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, _nf4),
     "hqq": ({"quant_method": "hqq", "nbits": 4, "group_size": 64}, _hqq),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, _nvfp4),
+    "bnb8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, _int8),
+    "torchao": ({"quant_method": "torchao"}, _torchao),
+    "squeezellm": ({"quant_method": "squeezellm"}, _squeezellm),
+    "aqlm": ({"quant_method": "aqlm"}, _aqlm),
 }  # fmt: skip
 
 
@@ -189,13 +237,15 @@ def write_quantized(folder: Path, method: str) -> Path:
     write_checkpoint(folder, "bfloat16")
     config, layer = QUANTIZED[method]
     tensors: dict[str, Stored] = {}
+    words: dict[str, str] = {}
     for name, shape in shapes().items():
         if "_proj" not in name:
             tensors[name] = Stored("BF16", shape, 2)
             continue
         parts = layer(shape[0], shape[1])
         tensors |= {f"{name.removesuffix('weight')}{part}": kept for part, kept in parts.items()}
-    _write_kinds(folder / "model.safetensors", tensors)
+        words |= {name: _TORCHAO_WORD} if method == "torchao" else {}
+    _write_kinds(folder / "model.safetensors", tensors, words)
     whole = json.loads((folder / "config.json").read_text())
     whole["quantization_config"] = config
     (folder / "config.json").write_text(json.dumps(whole))
