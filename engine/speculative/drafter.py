@@ -23,7 +23,7 @@ Possible = Callable[[Sequence, list[int]], list[int]]
 #: pay if all held.
 _LOOKS = 0.003
 #: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
-#: in which none could pay, whatever is said, later.
+#: in which none could pay, whatever is said, or which can't pay for any, later.
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
@@ -134,19 +134,20 @@ class Drafter:
         if self._is_timed:
             return self._drawn(rows, step)
         hopeful = [row for row in rows if row.chances.best_odds() > needed]
-        rest = _LONG_REST if needed == inf else _REST
         if self.model is not None:
             drafts = self._drawn(hopeful, step) if hopeful else {}
             if not (hopeful and self._planner.pays):
                 self._unseen += 1
                 self._sample(rows, step)
-                self._rest([row.sequence for row in rows], rest)
+                long = needed == inf or (hopeful and self._planner.poor)
+                self._rest([row.sequence for row in rows], _LONG_REST if long else _REST)
             return drafts
         if hopeful and (able := self._able_to_look(hopeful, step)):
             return self._found(able, step)
         self._unseen += 1
         if self._is_due(step.width * self._look_seconds, step):
             self._look(self._able_to_look(rows, step), step)
+        rest = _LONG_REST if needed == inf else _REST
         return self._rest([row.sequence for row in rows], rest)
 
     def _is_due(self, seconds: float, step: Step) -> bool:

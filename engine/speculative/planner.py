@@ -46,6 +46,7 @@ class Planner:
 
     Attributes:
         pays: whether any of the drafts that were promised last would pay.
+        poor: whether none was chosen last since a tenant could bear none.
         lent: sequences among those chosen last that are read on credit.
     """
 
@@ -55,7 +56,7 @@ class Planner:
         """`drawing`: of a draft model; `most`: drafts of a row."""
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
         self._drafted = 0
-        self.pays = False
+        self.pays = self.poor = False
         self.lent: set[int] = set()
 
     def could_pay(self, step: Step) -> bool:
@@ -127,7 +128,7 @@ class Planner:
             if count == most:
                 break
             count += 1
-        self.pays, self.lent = taken > 0, spent.lent
+        self.pays, self.poor, self.lent = taken > 0, count == 1 and spent.refused, spent.lent
         if self.pays:
             self._drafted += 1
             often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN

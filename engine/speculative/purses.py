@@ -12,7 +12,7 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
 #: from better times.
-_CREDIT, _LOOKS, _MOST = 0.2, 0.1, 4.0
+_CREDIT, _LOOKS, _MOST = 0.2, 0.06, 4.0
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
@@ -87,8 +87,12 @@ class Purses:
         return max(0.0, self._purses[tenant].balance)
 
     def pay_looks(self, tenant: str, tokens: float) -> None:
-        """Looks took the time of so many tokens: what drafts brought goes first."""
-        purse, brought = self._purses[tenant], min(tokens, self.brought(tenant))
+        """Looks took the time of so many tokens: what there is for looks goes first, then what
+        drafts brought.
+        """
+        purse = self._purses[tenant]
+        beyond = max(0.0, tokens - max(0.0, purse.looks))
+        brought = min(beyond, self.brought(tenant))
         purse.balance -= brought
         purse.looks -= tokens - brought
 
@@ -121,6 +125,7 @@ class Spending:
 
     Attributes:
         lent: the sequences that are read on credit.
+        refused: whether any draft was, or anything that had to be read.
     """
 
     def __init__(self, purses: Purses) -> None:
@@ -131,6 +136,7 @@ class Spending:
         self._credit: dict[str, float] = {}
         self._paid: dict[str, float] = {}
         self.lent: set[int] = set()
+        self.refused = False
 
     def takes(self, tenant: str, price: float) -> bool:
         """Whether a tenant can have one draft more, where each costs `price` tokens; where it
@@ -141,6 +147,7 @@ class Spending:
         count = self._counts.get(tenant, 0) + 1
         if count * price > self._left(tenant):
             self._closed.add(tenant)
+            self.refused = True
             return False
         self._counts[tenant] = count
         return True
@@ -157,6 +164,7 @@ class Spending:
             self.lent.add(seq_id)
             return True
         if (self._counts.get(tenant, 0) + 1) * draft + price > self._left(tenant):
+            self.refused = True
             return False
         self._paid[tenant] = self._paid.get(tenant, 0.0) + price
         return True

@@ -24,15 +24,17 @@ def test_a_new_tenant_may_try_a_little_for_each_of_its_rows() -> None:
     assert purses.left("b") == pytest.approx(8 * purses.left("a"))
 
 
-def test_looks_cost_what_drafts_brought_and_little_else() -> None:
+def test_looks_cost_what_there_is_for_them_and_what_drafts_brought() -> None:
     purses = filled(a=2)
+    for_looks, drafts = purses.left_for_looks("a"), purses.left("a")
     purses.earn("a", 1.0)
-    before, drafts = purses.left_for_looks("a"), purses.left("a")
+    purses.pay_looks("a", for_looks)
+    assert purses.left("a") == pytest.approx(drafts + 1.0)  # drafts keep what they brought
     purses.pay_looks("a", 0.75)
-    assert purses.left_for_looks("a") == pytest.approx(before - 0.75)
-    assert purses.left("a") == pytest.approx(drafts - 0.75)
+    assert purses.left_for_looks("a") == pytest.approx(0.25)
+    assert purses.left("a") == pytest.approx(drafts + 0.25)
     purses.pay_looks("a", 1.0)
-    assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # drafts keep their own credit
+    assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # and their own credit
     purses.fill(400, {"a": 2})
     assert purses.left_for_looks("a") > 0.0
 
