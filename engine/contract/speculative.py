@@ -123,21 +123,19 @@ class SpeculativeConfig:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """From `speculative_config`; `model: "ngram"` says the method, as in vLLM.
+        """From `speculative_config`, as in vLLM: `model: "ngram"` is a method, null a default.
 
         Raises `ConfigError` for an unknown key.
         """
-        values = dict(given)
+        values = {key: value for key, value in given.items() if value is not None}
         model = values.get("model")
         if model is not None and "method" not in values:
             named = str(model).strip("[]")
             values["method"] = named if named in ("ngram", "suffix") else "draft_model"
-        if values.get("method") in ("ngram", "suffix") and str(model).strip("[]") in (
-            values["method"],
-            "None",
-        ):
-            values.pop("model", None)
-        if values.get("method") in _OLDER:
+        method = values.get("method")
+        if method in ("ngram", "suffix") and str(model).strip("[]") == method:
+            del values["model"]
+        if isinstance(method, str) and method in _OLDER:
             values["method"] = OWN_LAYERS
         known = {spec.name for spec in dataclasses.fields(cls)}
         for key in values:
@@ -145,8 +143,9 @@ class SpeculativeConfig:
                 raise _refused(f"there is no {key}; there are {', '.join(sorted(known))}.")
         if "method" not in values:
             raise _refused(f"method is missing: one of {', '.join(METHODS)}.")
-        if "prompt_lookup_max" in values and "prompt_lookup_min" not in values:
-            values["prompt_lookup_min"] = min(cls.lookup_min(), values["prompt_lookup_max"])
+        longest = values.get("prompt_lookup_max")
+        if isinstance(longest, int) and "prompt_lookup_min" not in values:
+            values["prompt_lookup_min"] = min(cls.lookup_min(), longest)
         return cls(**values)
 
     @classmethod

@@ -120,8 +120,9 @@ class Chances:
         well hold.
         """
         held, chances = 1.0, list[float]()
+        better, usual, tenant = self._better - caution, self._usual, self._tenant
         for alike in self._alike(matched, count):
-            held *= self._next(alike, caution)
+            held *= _chance(usual.odds(tenant, alike) + better)
             if held < _LEAST and chances:
                 break
             chances.append(held)
@@ -150,8 +151,8 @@ class Chances:
         first = 0 if self._usual.drawn else max(1, matched)
         return (min(first + place, MOST_ALIKE) for place in range(count))
 
-    def _next(self, alike: int, caution: float = 0.0) -> float:
-        return _chance(self._usual.odds(self._tenant, alike) + self._better - caution)
+    def _next(self, alike: int) -> float:
+        return _chance(self._usual.odds(self._tenant, alike) + self._better)
 
 
 def _chance(odds: float) -> float:

@@ -85,6 +85,7 @@ class DraftModel:
         self._failures = 0
         self.costs = StepCosts(unknown=0.0)
         self.seconds = self.reading = 0.0
+        #: Of a token that is read, at the pace that the machine had at first.
         self._token_seconds = 0.0
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
@@ -114,10 +115,12 @@ class DraftModel:
         return self._facts.max_model_len - sequence.num_tokens
 
     def to_read(self, sequence: Sequence) -> float:
-        """See `DraftMaker`. What others left in its cache is found out when it reads."""
+        """See `DraftMaker`. What others left in its cache is found out when it reads; what a draft
+        reads anyway, its newest token or two, is no reading.
+        """
         row = self._rows.get(sequence.seq_id)
         behind = sequence.num_tokens - (0 if row is None else row.valid())
-        return behind * self._token_seconds
+        return 0.0 if behind <= 2 else behind * self._token_seconds * self.costs.pace.value
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has left; what was read of it stays cached."""
@@ -158,7 +161,8 @@ class DraftModel:
             self.costs.note(len(plan.seq_ids), took)
         else:
             self.reading = took
-            self._token_seconds += _NEW * (took / plan.num_tokens - self._token_seconds)
+            each = took / plan.num_tokens / self.costs.pace.value
+            self._token_seconds += _NEW * (each - self._token_seconds)
         for row in rows:
             sequence = row.sequence
             own = min(row.computed, row.held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from math import inf
 
@@ -23,20 +23,29 @@ Possible = Callable[[Sequence, list[int]], list[int]]
 #: pay if all held.
 _LOOKS = 0.003
 #: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
-#: in which none could pay, whatever is said, later.
+#: in which none could pay, whatever is said, or which can't pay for any, later.
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
+#: While a draft model draws nothing it draws a draft or two for one sequence now and then, to see
+#: what that takes by now: after so many steps at least, and at most, where it seems to take long.
+_STALE, _STALEST = 200, 5000
 
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence that had drafts; `matched`: see `Guess`, of the newest ones."""
+    """A sequence that had drafts.
+
+    Attributes:
+        matched: see `Guess`, of the newest ones.
+        on_credit: a draft model is reading it, for which its tenant owes.
+    """
 
     sequence: Sequence
     tenant: str
     chances: Chances
     matched: int = 0
+    on_credit: bool = False
 
 
 class Drafter:
@@ -80,8 +89,9 @@ class Drafter:
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
-        #: Seconds that it took to give steps a model's drafts, beside the model's own.
-        self._planning = 0.0
+        #: Seconds that it took to give steps a model's drafts, beside the model's own; and those of
+        #: its last draft that was drawn to see what it takes.
+        self._planning, self._sample_seconds = 0.0, 0.0
         self._purses = Purses()
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
@@ -108,14 +118,14 @@ class Drafter:
         off = 0 < self._config.disable_by_batch_size <= width
         if off or step.most < 1:
             return self._rest(decoding)
-        needed = self._planner.needed_odds(step, width * self._look_seconds)
-        if needed == inf and not self._is_timed:
+        if not self._planner.could_pay(step) and not self._is_timed:
             return self._rest(decoding, _LONG_REST)
+        needed = self._planner.needed_odds(step, width * self._look_seconds)
         self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
         drafts = self._tried(rows, step, needed)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
-        if self.model is not None and drafts:
-            self._planning += 0.1 * (self._looked - self._planning)
+        if self.model is not None and self.model.seconds:
+            self._planning = self._averaged(self._planning, self._looked, step)
         self._charge(self._purses.pay_looks, self._looked / width, rows, step)
         return drafts
 
@@ -127,15 +137,44 @@ class Drafter:
         if self.model is not None:
             drafts = self._drawn(hopeful, step) if hopeful else {}
             if not (hopeful and self._planner.pays):
-                self._rest([row.sequence for row in rows])
+                self._unseen += 1
+                self._sample(rows, step)
+                long = needed == inf or (hopeful and self._planner.poor)
+                self._rest([row.sequence for row in rows], _LONG_REST if long else _REST)
             return drafts
         if hopeful and (able := self._able_to_look(hopeful, step)):
             return self._found(able, step)
         self._unseen += 1
-        looking = step.width * self._look_seconds
-        if looking <= _LOOKS * self._unseen * self.costs.seconds(step.width):
-            self._look(self._able_to_look(rows, step))
-        return self._rest([row.sequence for row in rows])
+        if self._is_due(step.width * self._look_seconds, step):
+            self._look(self._able_to_look(rows, step), step)
+        rest = _LONG_REST if needed == inf else _REST
+        return self._rest([row.sequence for row in rows], rest)
+
+    def _is_due(self, seconds: float, step: Step) -> bool:
+        """Whether so long since the last look or draft one may take so many seconds."""
+        return seconds <= _LOOKS * self._unseen * self.costs.seconds(step.width)
+
+    def _sample(self, rows: list[_Row], step: Step) -> None:
+        """Have a model draw for one row, if that is due, to see what it takes by now; what comes is
+        compared with it. Else one that seemed too slow once would never be tried again.
+        """
+        model = self.model
+        if model is None or not model.works or self._unseen < _STALE:
+            return
+        able = [row for row in rows if self._most_drawn(row.sequence, model) > 0]
+        if not able:
+            return
+        row = min(able, key=lambda row: model.to_read(row.sequence))
+        expected = self._sample_seconds or model.costs.seconds(1) + model.to_read(row.sequence)
+        if self._unseen < _STALEST and not self._is_due(expected, step):
+            return
+        model.costs.measure_anew()
+        sequence = row.sequence
+        drawn = model.propose([(sequence, min(2, model.longest(sequence)))])
+        self._sample_seconds, self._unseen = model.seconds, 0
+        drafts = self._possible(sequence, drawn.get(sequence.seq_id, []))
+        if drafts and sequence.seq_id not in self._watch:
+            self._watch.add(sequence, 0, drafts)
 
     def _rests(self, decoding: list[Sequence]) -> bool:
         """Whether no draft of this batch paid a few steps ago."""
@@ -162,12 +201,10 @@ class Drafter:
 
     def _found(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts from text: all that there are, then as many of them as pay."""
-        started, proposed = self.clock(), self._look(rows)
+        proposed = self._look(rows, step)
         counts = self._worth({seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step)
         for seq_id in counts:
             self._watch.drop(seq_id)
-        each = (self.clock() - started) / len(rows)
-        self._look_seconds += 0.1 * (each - self._look_seconds)
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
     def _able_to_look(self, rows: list[_Row], step: Step) -> list[_Row]:
@@ -177,9 +214,9 @@ class Drafter:
         able = {each for each in prices if self._purses.left_for_looks(each) > prices[each]}
         return rows if len(able) == len(prices) else [row for row in rows if row.tenant in able]
 
-    def _look(self, rows: list[_Row]) -> dict[int, list[int]]:
+    def _look(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
         """Drafts that there are, by sequence id; all are watched."""
-        proposed = {}
+        started, proposed = self.clock(), {}
         for row in rows:
             sequence = row.sequence
             count = self._most(sequence)
@@ -191,7 +228,18 @@ class Drafter:
                         self._watch.add(sequence, guess.matched, drafts)
                     proposed[sequence.seq_id] = drafts
         self._unseen = 0
+        if rows:
+            looking = (self.clock() - started) / len(rows) * step.width
+            known = self._look_seconds * step.width
+            self._look_seconds = self._averaged(known, looking, step) / step.width
         return proposed
+
+    def _averaged(self, known: float, new: float, step: Step) -> float:
+        """Seconds of a step's part that took `known` ones; what took longer than the step has met a
+        machine that stood still.
+        """
+        new = min(new, self.costs.seconds(step.width))
+        return known + 0.1 * (new - known) if known else new
 
     def _charge(
         self, pay: Callable[[str, float], None], seconds: float, rows: list[_Row], step: Step
@@ -208,22 +256,38 @@ class Drafter:
             return {}
         possible, own = {}, {}
         for row in rows:
-            sequence = row.sequence
-            count = min(self._most(sequence), model.longest(sequence))
-            if count > 0 and model.takes(sequence):
-                own[sequence.seq_id], possible[sequence.seq_id] = sequence, count
+            if (count := self._most_drawn(row.sequence, model)) > 0:
+                own[row.sequence.seq_id], possible[row.sequence.seq_id] = row.sequence, count
         counts = self._worth(possible, step)
         if not counts:
             return {}
+        to_read = {seq_id: model.to_read(own[seq_id]) for seq_id in counts}
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
+        self._unseen = 0
         if not self._is_timed:
             own_rows = [self._rows[seq_id] for seq_id in counts]
-            drawing, reading = model.seconds - model.reading, model.reading
-            self._charge(self._purses.pay, drawing / len(counts), own_rows, step)
-            # What is read once for all drafts to come is no reason to forgo these.
-            self._charge(self._purses.pay_what_is_there, reading / len(counts), own_rows, step)
+            drawing = (model.seconds - model.reading) / len(counts)
+            self._charge(self._purses.pay, drawing, own_rows, step)
+            self._charge_reading(model.reading, to_read, drawn, step)
         found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
+
+    def _charge_reading(
+        self, seconds: float, to_read: dict[int, float], drawn: Container[int], step: Step
+    ) -> None:
+        """Have those that were read pay, each for its part; `drawn`: those read to their end."""
+        total = sum(to_read.values())
+        for seq_id, expected in to_read.items():
+            row, part = self._rows[seq_id], expected / total if total else 1.0 / len(to_read)
+            on_credit = row.on_credit or seq_id in self._planner.lent
+            pay = self._purses.pay_reading if on_credit else self._purses.pay
+            self._charge(pay, seconds * part, [row], step)
+            row.on_credit = on_credit and seq_id not in drawn
+
+    def _most_drawn(self, sequence: Sequence, model: DraftMaker) -> int:
+        """Drafts of a model that a sequence can use; below 1: none."""
+        count = min(self._most(sequence), model.longest(sequence))
+        return count if count > 0 and model.takes(sequence) else 0
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
@@ -289,27 +353,24 @@ class Drafter:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
         promised = []
         for seq_id, count in possible.items():
-            tenant, reading = self._rows[seq_id].tenant, self._reading(seq_id)
+            row = self._rows[seq_id]
+            reading, gaining = self._reading(row)
             promised += [
-                Promise(chance, -place, seq_id, tenant, reading)
-                for place, chance in enumerate(self._promised(seq_id, count))
+                Promise(chance, -place, seq_id, row.tenant, reading, gaining)
+                for place, chance in enumerate(row.chances.at_worst(row.matched, count))
             ]
         if self._is_timed:
             return Counter([each.seq_id for each in promised[: step.most]])
         return Counter([each.seq_id for each in self._planner.choose(promised, step)])
 
-    def _reading(self, seq_id: int) -> float:
-        """What a draft model must read first, as the part of each of the steps that gain by it."""
-        if self.model is None:
-            return 0.0
-        sequence = self._rows[seq_id].sequence
-        left = sequence.max_output_tokens - sequence.num_output_tokens
-        return self.model.to_read(sequence) / max(1, min(left, _GAINING))
-
-    def _promised(self, seq_id: int, count: int) -> list[float]:
-        """The tokens that each of a row's drafts brings."""
-        row = self._rows[seq_id]
-        return row.chances.at_worst(row.matched, count)
+    def _reading(self, row: _Row) -> tuple[float, int]:
+        """What a draft model must read first, beyond what it has begun to read, and the tokens that
+        gain by it.
+        """
+        if self.model is None or row.on_credit:
+            return 0.0, 1
+        left = row.sequence.max_output_tokens - row.sequence.num_output_tokens
+        return self.model.to_read(row.sequence), max(1, min(left, _GAINING))
 
     def _forget_those_that_left(self) -> None:
         for seq_id, row in list(self._rows.items()):

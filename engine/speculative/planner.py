@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, log
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class Step(NamedTuple):
 
 class Promise(NamedTuple):
     """A draft: how likely it holds, its place behind others of its sequence (0, -1, ...), whose it
-    is, and a step's part of the seconds that go into reading that sequence first.
+    is, and the seconds that go into reading that sequence first, which so many tokens are to pay.
     """
 
     chance: float
@@ -36,6 +37,7 @@ class Promise(NamedTuple):
     seq_id: int
     tenant: str
     reading: float = 0.0
+    gaining: int = 1
 
 
 class Planner:
@@ -44,6 +46,8 @@ class Planner:
 
     Attributes:
         pays: whether any of the drafts that were promised last would pay.
+        poor: whether none was chosen last since a tenant could bear none.
+        lent: sequences among those chosen last that are read on credit.
     """
 
     def __init__(
@@ -52,23 +56,38 @@ class Planner:
         """`drawing`: of a draft model; `most`: drafts of a row."""
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
         self._drafted = 0
-        self.pays = False
+        self.pays = self.poor = False
+        self.lent: set[int] = set()
+
+    def could_pay(self, step: Step) -> bool:
+        """Whether drafts would pay if all held, and nothing but the wider step took time."""
+        return self._needed(step) < 1.0
 
     def needed_odds(self, step: Step, looking: float) -> float:
         """Logarithm of the odds with which each draft would have to hold; inf: they can't pay.
 
         `looking`: seconds that looking for drafts takes.
         """
-        width, costs, beside = step.width, self._costs, step.beside
-        now, count = costs.seconds(width) / _WORTH, min(step.most, width * self._most)
-        needed = 1.0
-        for more, depth in ((1, 1), (count, -(-count // width))):
-            seconds = costs.with_drafts(width, more, beside)
-            seconds += looking + step.planning + self._drawing(depth, min(more, width))
-            needed = min(needed, width * (seconds / now - 1.0) / more)
+        needed = self._needed(step, looking + step.planning, self._drawing)
         if needed <= 0.0:
             return -inf
         return log(needed / (1.0 - needed)) if needed < 1.0 else inf
+
+    def _needed(
+        self,
+        step: Step,
+        beside: float = 0.0,
+        drawing: Callable[[int, int], float] = lambda depth, rows: 0.0,
+    ) -> float:
+        """How often each draft would have to hold, where finding them takes so many seconds."""
+        width, costs = step.width, self._costs
+        now, count = costs.seconds(width) / _WORTH, min(step.most, width * self._most)
+        needed = 1.0
+        for more, depth in ((1, 1), (count, -(-count // width))):
+            seconds = costs.with_drafts(width, more, step.beside)
+            seconds += beside + drawing(depth, min(more, width))
+            needed = min(needed, width * (seconds / now - 1.0) / more)
+        return needed
 
     def choose(self, promised: list[Promise], step: Step) -> list[Promise]:
         """Those that pay, and are paid for here: of each sequence the first ones."""
@@ -78,28 +97,38 @@ class Planner:
         at_best = now * (1.0 - costs.doubt(width))
         tokens, best, taken = float(width), _WORTH * width / at_best, 0
         chosen: list[Promise] = []
-        spent, rows, depth, reading = Spending(self._purses), set[int](), 0, 0.0
+        most = min(step.most, len(promised))
+        wide = costs.with_each(width, most, step.beside)
+        spent, begun, unread = Spending(self._purses), set[int](), set[int]()
+        depth, drawing, reading, count = 0, step.planning, 0.0, 1
         for left, each in enumerate(promised, -len(promised)):
-            if len(chosen) == step.most:
-                break
-            if each.seq_id not in rows:
-                rows.add(each.seq_id)
-                reading += each.reading
-            depth = max(depth, 1 - each.place)
-            count = len(chosen) + 1
-            drawing = self._drawing(depth, len(rows)) + step.planning
-            wider = costs.with_drafts(width, count, step.beside)
-            seconds = wider * (1.0 + costs.doubt(width + count)) + drawing + reading
-            if (tokens - left * each.chance) / seconds <= best:
-                break  # even if all that are left were as likely, and free
-            price = max(0.0, (wider + drawing) / now - 1.0) * width / count
-            if not spent.takes(each.tenant, price):
+            chance, place, seq_id, tenant, to_read, gaining = each
+            if seq_id in unread:
                 continue
-            tokens += each.chance
+            new = seq_id not in begun
+            drawn = drawing
+            if new or place <= -depth:
+                drawn = step.planning + self._drawing(max(depth, 1 - place), len(begun) + new)
+            wider, read = wide[count - 1], reading + new * to_read / gaining
+            seconds = wider * (1.0 + costs.doubt(width + count)) + drawn + read
+            if (tokens - left * chance) / seconds <= best:
+                break  # even if all that are left were as likely, and free
+            price = max(0.0, (wider + drawn) / now - 1.0) * width / count
+            if new and not spent.reads(tenant, seq_id, to_read * width / now, price):
+                unread.add(seq_id)  # and so are those behind it
+                continue
+            if not spent.takes(tenant, price):
+                continue
+            begun.add(seq_id)
+            depth, drawing, reading = max(depth, 1 - place), drawn, read
+            tokens += chance
             chosen.append(each)
             if tokens / seconds > best:
-                best, taken = tokens / seconds, len(chosen)
-        self.pays = taken > 0
+                best, taken = tokens / seconds, count
+            if count == most:
+                break
+            count += 1
+        self.pays, self.poor, self.lent = taken > 0, count == 1 and spent.refused, spent.lent
         if self.pays:
             self._drafted += 1
             often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN

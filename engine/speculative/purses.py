@@ -12,9 +12,12 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
 #: from better times.
-_CREDIT, _LOOKS, _MOST = 0.2, 0.1, 4.0
-#: Tokens a row that are owed at most: debts of many rows aren't one row's.
-_DEEPEST = 1.0
+_CREDIT, _LOOKS, _MOST = 0.2, 0.06, 4.0
+#: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
+_DEEPEST, _DEEPEST_READ = 1.0, 8.0
+#: While no more than so many tokens a row are owed for what was read another may be read, and of
+#: each token so much is forgiven.
+_LENT, _FORGIVEN = 0.5, 0.004
 
 
 @dataclass(slots=True)
@@ -24,12 +27,14 @@ class _Purse:
     looks: tokens that looks may cost beside that.
     rows: of the tenant, in this step.
     step: the step that it was filled for last.
+    owed: tokens that it took to read sequences, and that drafts haven't brought yet.
     """
 
     balance: float
     looks: float
     rows: int
     step: int
+    owed: float = 0.0
 
 
 class Purses:
@@ -38,8 +43,10 @@ class Purses:
 
     What is expected of drafts may be wrong for as long as texts are made to deceive it. A purse
     bounds that: drafts cost a tenant what they brought it lately, twice `_SHARE` of its tokens, and
-    a little credit that lets it begin. Nobody pays for another, nor from another's purse: so what
-    drafts one has says nothing of another's texts.
+    a little credit that lets it begin. What a draft model reads of a sequence is for all drafts to
+    come and so keeps none of these back; but nothing more is read before drafts have brought it.
+    Nobody pays for another, nor from another's purse: so what drafts one has says nothing of
+    another's texts.
     """
 
     def __init__(self) -> None:
@@ -56,8 +63,13 @@ class Purses:
                     self._purses.popitem(last=False)
                 continue
             more = _SHARE * count * (step - purse.step)
-            purse.balance = min(max(purse.balance, -_DEEPEST * count) + more, _MOST * count)
+            purse.balance = max(purse.balance, -_DEEPEST * count) + more
             purse.looks = min(max(purse.looks, -_DEEPEST * count) + more, _LOOKS * count)
+            forgiven = _FORGIVEN * count * (step - purse.step)
+            purse.owed = min(max(0.0, purse.owed - forgiven), _DEEPEST_READ * count)
+            repaid = min(purse.owed, max(0.0, purse.balance))
+            purse.owed -= repaid
+            purse.balance = min(purse.balance - repaid, _MOST * count)
             purse.rows, purse.step = count, step
             self._purses.move_to_end(tenant)
 
@@ -68,19 +80,34 @@ class Purses:
 
     def left_for_looks(self, tenant: str) -> float:
         """Tokens that looking for drafts may cost it in this step."""
-        purse = self._purses[tenant]
-        return max(0.0, purse.balance) + purse.looks
+        return self.brought(tenant) + self._purses[tenant].looks
+
+    def brought(self, tenant: str) -> float:
+        """Tokens that its drafts brought beyond what they cost."""
+        return max(0.0, self._purses[tenant].balance)
 
     def pay_looks(self, tenant: str, tokens: float) -> None:
-        """Looks took the time of so many tokens: what drafts brought goes first."""
+        """Looks took the time of so many tokens: what there is for looks goes first, then what
+        drafts brought.
+        """
         purse = self._purses[tenant]
-        brought = min(tokens, max(0.0, purse.balance))
+        beyond = max(0.0, tokens - max(0.0, purse.looks))
+        brought = min(beyond, self.brought(tenant))
         purse.balance -= brought
         purse.looks -= tokens - brought
 
-    def pay_what_is_there(self, tenant: str, tokens: float) -> None:
-        """Take so many tokens, but leave no debt."""
-        self.pay(tenant, min(tokens, max(0.0, self.left(tenant))))
+    def left_to_read(self, tenant: str) -> float:
+        """Tokens that it may cost to read its sequences in this step, and one sequence more; below
+        0: none is to be read.
+        """
+        purse = self._purses[tenant]
+        return self.brought(tenant) + _LENT * purse.rows - purse.owed
+
+    def pay_reading(self, tenant: str, tokens: float) -> None:
+        """Its sequences were read: from what drafts brought, the rest is owed."""
+        purse, there = self._purses[tenant], min(tokens, self.brought(tenant))
+        purse.balance -= there
+        purse.owed += tokens - there
 
     def pay(self, tenant: str, tokens: float) -> None:
         """Its drafts took the time of so many tokens."""
@@ -94,12 +121,22 @@ class Purses:
 
 
 class Spending:
-    """What a step that is being planned would cost each tenant."""
+    """What a step that is being planned would cost each tenant.
+
+    Attributes:
+        lent: the sequences that are read on credit.
+        refused: whether any draft was, or anything that had to be read.
+    """
 
     def __init__(self, purses: Purses) -> None:
         self._purses = purses
         self._counts: dict[str, int] = {}
         self._closed: set[str] = set()
+        #: For reading, by tenant: tokens on credit, and those that are paid as drafts are.
+        self._credit: dict[str, float] = {}
+        self._paid: dict[str, float] = {}
+        self.lent: set[int] = set()
+        self.refused = False
 
     def takes(self, tenant: str, price: float) -> bool:
         """Whether a tenant can have one draft more, where each costs `price` tokens; where it
@@ -108,8 +145,31 @@ class Spending:
         if tenant in self._closed:
             return False
         count = self._counts.get(tenant, 0) + 1
-        if count * price > self._purses.left(tenant):
+        if count * price > self._left(tenant):
             self._closed.add(tenant)
+            self.refused = True
             return False
         self._counts[tenant] = count
         return True
+
+    def reads(self, tenant: str, seq_id: int, price: float, draft: float) -> bool:
+        """Whether a sequence can be read, which takes `price` tokens, for drafts of which each
+        costs `draft`.
+        """
+        if price <= 0.0:
+            return True
+        on_credit = self._credit.get(tenant, 0.0)
+        if on_credit <= self._purses.left_to_read(tenant):
+            self._credit[tenant] = on_credit + price
+            self.lent.add(seq_id)
+            return True
+        if (self._counts.get(tenant, 0) + 1) * draft + price > self._left(tenant):
+            self.refused = True
+            return False
+        self._paid[tenant] = self._paid.get(tenant, 0.0) + price
+        return True
+
+    def _left(self, tenant: str) -> float:
+        """For drafts, once what is read is paid as far as it is paid at once."""
+        at_once = min(self._purses.brought(tenant), self._credit.get(tenant, 0.0))
+        return self._purses.left(tenant) - at_once - self._paid.get(tenant, 0.0)

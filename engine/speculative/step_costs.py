@@ -74,11 +74,16 @@ class StepCosts:
         self._widths: dict[int, _Width] = {}
         self._num_steps = 0
         self._noise = _NOISE
+        #: While all is measured anew: how many times as long as was known do steps take.
+        self._anew: list[float] | None = None
         self.pace = pace or Pace()
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
         place, seconds = _rounded(width), max(seconds, 1e-9)
+        if self._anew is not None and self._known:
+            self._renew(self._anew, seconds / self.seconds(width))
+            return
         self._num_steps += 1
         if self._num_steps % _OLD == 0:
             self._forget_old()
@@ -107,10 +112,25 @@ class StepCosts:
             each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
         self.pace.value += _PACE * (slower - self.pace.value)
 
+    def measure_anew(self) -> None:
+        """The next steps tell how many times as long all widths take as is known, at the pace that
+        others tell: steps that are rare may have been measured while the machine was busy.
+        """
+        if self._anew is None:
+            self._anew = []
+
+    def _renew(self, anew: list[float], slower: float) -> None:
+        anew.append(slower)
+        if len(anew) < _KNOWN:
+            return
+        for each in self._widths.values():
+            each.seconds *= median(anew)
+        self._anew = None
+
     def forget(self) -> None:
         """What was measured so far is no measure."""
         self._known, self._widths, self._num_steps, self._noise = [], {}, 0, _NOISE
-        self.pace.value = 1.0
+        self._anew, self.pace.value = None, 1.0
 
     @property
     def widest(self) -> int:
@@ -137,6 +157,16 @@ class StepCosts:
             return self.seconds(width + count)
         return self.seconds(width) + self.pace.value * count * self._slope()
 
+    def with_each(self, width: int, most: int, beside: int = 0) -> list[float]:
+        """`with_drafts` of 1, 2, ... `most`."""
+        pace = self.pace.value
+        if not self._known:
+            return [self.with_drafts(width, count, beside) for count in range(1, most + 1)]
+        if beside:
+            now, more = self.seconds(width), pace * self._slope()
+            return [now + more * count for count in range(1, most + 1)]
+        return [pace * usual for usual in self._usuals(width + 1, width + most)]
+
     def doubt(self, width: int) -> float:
         """By so large a part `seconds` may be off: of many widths one always seems faster than it
         is, and nobody is to choose it for that.
@@ -160,6 +190,21 @@ class StepCosts:
         below = self._known[at - 1]
         low = self._widths[below].seconds
         return low + (high - low) * (width - below) / (above - below)
+
+    def _usuals(self, first: int, last: int) -> list[float]:
+        """`_usual` of all widths from `first` to `last`."""
+        found, width = list[float](), first
+        for at in range(bisect_left(self._known, first), len(self._known)):
+            if width > last:
+                return found
+            above = self._known[at]
+            high, end = self._widths[above].seconds, min(above, last)
+            below = self._known[at - 1] if at else 0
+            low = self._widths[below].seconds if at else high
+            slope = (high - low) / (above - below)
+            found += [low + slope * (each - below) for each in range(width, end + 1)]
+            width = end + 1
+        return found + [self._beyond(each) for each in range(width, last + 1)]
 
     def _beyond(self, width: int) -> float:
         widest = self._known[-1]

@@ -90,6 +90,10 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
         ({"model": "org/draft", "max_model_len": -1}, "max_model_len must be"),
         ({"model": "org/draft", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({"method": "magic"}, "must be one of ngram, suffix"),
+        ({"method": ["ngram"]}, "must be one of ngram, suffix"),
+        ({"method": "draft_model", "model": ["m"]}, "model must be the folder or hub id"),
+        ({"method": "ngram", "prompt_lookup_max": "4"}, "prompt_lookup_max must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": 10**9}, "num_speculative_tokens must be"),
         ({"method": "ngram", "typo": 1}, "there is no typo"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens must be"),
@@ -114,3 +118,13 @@ def test_layers_of_the_models_own_need_no_model_and_have_older_names(name: str) 
 def test_a_low_maximum_lowers_the_minimum() -> None:
     config = SpeculativeConfig.from_mapping({"method": "ngram", "prompt_lookup_max": 1})
     assert config.prompt_lookup_min == 1
+
+
+def test_null_is_what_is_left_out() -> None:
+    given = {
+        "method": "ngram", "model": None, "num_speculative_tokens": None, "quantization": None,
+        "prompt_lookup_max": None, "disable_by_batch_size": None,
+    }  # fmt: skip
+    assert SpeculativeConfig.from_mapping(given) == SpeculativeConfig(method="ngram")
+    with pytest.raises(ConfigError, match="method is missing"):
+        SpeculativeConfig.from_mapping({"method": None})

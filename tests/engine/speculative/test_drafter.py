@@ -9,6 +9,7 @@ from engine.scheduler import Sequence, Status, StepPlan
 from engine.speculative import chances
 from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.drafter import Drafter
+from engine.speculative.proposers import Guess
 from engine.speculative.step_costs import StepCosts
 from tests.engine.speculative.test_proposers import sequence
 
@@ -242,3 +243,72 @@ def test_a_draft_models_time_is_none_of_the_steps() -> None:
         made.note_step(StepPlan(1, [0], [1], [1]), 0.7)
         assert model.seconds == 0.0
     assert made.costs.seconds(1) == pytest.approx(0.2)
+
+
+class _Measured(_Counting):
+    """Was measured to take as long as a step, and takes `really` so long."""
+
+    def __init__(self, really: float) -> None:
+        super().__init__((1, 0.9))
+        self.really, self.spent = really, 0.0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        drafts = super().propose(wanted)
+        self.seconds = self.really * max(map(len, drafts.values()))
+        self.spent += self.seconds
+        self.costs.note(len(wanted), self.really)
+        return drafts
+
+
+def _steps(made: Drafter, rows: list[Sequence], most: int) -> int:
+    """How many there are before one with drafts."""
+    for count in range(most):
+        if made.propose(rows, 100):
+            return count
+        made.note_step(StepPlan(1, [row.seq_id for row in rows], [1] * len(rows), []), 1.0)
+    return most
+
+
+def _lasting(seq_id: int = 0) -> Sequence:
+    row = repeating(seq_id)
+    row.max_output_tokens = 10**6
+    return row
+
+
+def test_what_a_draft_model_takes_is_seen_though_it_was_measured_on_a_busy_machine() -> None:
+    model = _Measured(0.01)
+    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
+    know(rich(made).costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
+    assert 400 < _steps(made, [_lasting()], 5000) < 3000
+    assert 0.0 < model.spent < 0.2
+
+
+def test_a_draft_model_that_is_too_slow_is_asked_seldom() -> None:
+    model = _Measured(3.0)
+    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
+    know(rich(made).costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
+    assert _steps(made, [_lasting()], 20_000) == 20_000
+    assert 3.0 < model.spent < 0.005 * 20_000
+
+
+def test_in_a_full_batch_a_draft_model_is_not_asked_at_all() -> None:
+    model = _Measured(0.01)
+    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
+    know(rich(made).costs, (1, 1.0), (64, 64.0))
+    assert _steps(made, [_lasting(seq_id) for seq_id in range(8)], 3000) == 3000
+    assert model.spent == 0.0
+
+
+def test_drafts_go_on_after_a_look_in_which_the_machine_stood_still() -> None:
+    made, now = drafter((1, 1.0), (2, 1.3), (3, 1.6), (5, 2.2)), [0.0]
+    made.clock = lambda: now[0]
+    look, frozen = made._proposer.propose, [1e6]  # type: ignore[union-attr]
+
+    def stand_still(sequence: Sequence, count: int) -> Guess:
+        now[0] += frozen.pop() if frozen else 1e-4
+        return look(sequence, count)
+
+    made._proposer.propose = stand_still  # type: ignore[union-attr,method-assign]
+    made.propose([_lasting()], 100)
+    assert not frozen
+    assert _steps(made, [_lasting()], 5000) < 3000

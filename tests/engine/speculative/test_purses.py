@@ -24,15 +24,17 @@ def test_a_new_tenant_may_try_a_little_for_each_of_its_rows() -> None:
     assert purses.left("b") == pytest.approx(8 * purses.left("a"))
 
 
-def test_looks_cost_what_drafts_brought_and_little_else() -> None:
+def test_looks_cost_what_there_is_for_them_and_what_drafts_brought() -> None:
     purses = filled(a=2)
+    for_looks, drafts = purses.left_for_looks("a"), purses.left("a")
     purses.earn("a", 1.0)
-    before, drafts = purses.left_for_looks("a"), purses.left("a")
+    purses.pay_looks("a", for_looks)
+    assert purses.left("a") == pytest.approx(drafts + 1.0)  # drafts keep what they brought
     purses.pay_looks("a", 0.75)
-    assert purses.left_for_looks("a") == pytest.approx(before - 0.75)
-    assert purses.left("a") == pytest.approx(drafts - 0.75)
+    assert purses.left_for_looks("a") == pytest.approx(0.25)
+    assert purses.left("a") == pytest.approx(drafts + 0.25)
     purses.pay_looks("a", 1.0)
-    assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # drafts keep their own credit
+    assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # and their own credit
     purses.fill(400, {"a": 2})
     assert purses.left_for_looks("a") > 0.0
 
@@ -62,14 +64,51 @@ def test_a_debt_of_many_rows_is_not_one_rows() -> None:
     assert purses.left("a") > -1.0
 
 
-def test_what_is_read_once_leaves_no_debt() -> None:
+def test_what_is_read_keeps_no_draft_back_but_little_more_is_read_until_drafts_brought_it() -> None:
     purses = filled(a=1)
-    purses.pay_what_is_there("a", 100.0)
-    assert purses.left("a") == pytest.approx(0.0)
-    purses.pay("a", 1.0)
-    owed = purses.left("a")
-    purses.pay_what_is_there("a", 100.0)
-    assert purses.left("a") == owed
+    before, to_read = purses.left("a"), purses.left_to_read("a")
+    assert 0.0 < to_read < 1.0
+    purses.pay_reading("a", 2.0)
+    assert purses.left("a") == before
+    assert purses.left_to_read("a") == pytest.approx(to_read - 2.0)
+    purses.earn("a", 1.9)
+    purses.fill(2, {"a": 1})
+    assert purses.left("a") == pytest.approx(before, abs=0.01)  # it goes into what is owed
+    assert 0.0 < purses.left_to_read("a") < to_read
+    purses.earn("a", 1.0)
+    purses.fill(3, {"a": 1})
+    brought = purses.left_to_read("a") - to_read
+    assert brought > 0.9
+    purses.pay_reading("a", 0.5)
+    assert purses.left_to_read("a") == pytest.approx(to_read + brought - 0.5)
+
+
+def test_what_was_read_for_nothing_is_forgiven_in_time() -> None:
+    purses = filled(a=1)
+    purses.pay_reading("a", 2.0)
+    purses.fill(100, {"a": 1})
+    assert purses.left_to_read("a") < 0.0
+    purses.fill(400, {"a": 1})
+    assert purses.left_to_read("a") > 0.0
+
+
+def test_a_sequence_is_read_on_credit_others_where_drafts_brought_it_or_can_bear_it() -> None:
+    purses = filled(a=10, b=1)
+    spending, more = Spending(purses), purses.left_to_read("a") + 0.1
+    assert [spending.reads("a", seq_id, more, 0.1) for seq_id in range(3)] == [True, False, False]
+    assert spending.reads("b", 9, 3.0, 0.1)
+    assert spending.lent == {0, 9}
+    assert spending.reads("a", 3, 0.0, 0.1)  # nothing to read
+    price = 0.3 * purses.left("a")
+    assert [spending.reads("a", 4 + n, price, price) for n in range(3)] == [True, True, False]
+    assert spending.lent == {0, 9}
+    assert spending.takes("a", price)
+    assert not spending.takes("a", price)  # two readings and a draft are all that it can bear
+    purses.earn("a", 2 * more)
+    rich = Spending(purses)
+    assert [rich.reads("a", seq_id, more, 0.1) for seq_id in range(4)] == [True, True, True, False]
+    assert rich.lent == {0, 1, 2}
+    assert not rich.takes("a", purses.left("a") - purses.brought("a") + 0.1)
 
 
 def test_tenants_pay_for_themselves_alone() -> None:

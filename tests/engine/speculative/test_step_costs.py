@@ -134,3 +134,35 @@ def test_wide_steps_share_places() -> None:
         costs.note(width, 0.001 * width)
     assert costs.widest == 496
     assert costs.seconds(300) == pytest.approx(0.3, rel=0.1)
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_anew_beside_others() -> None:
+    """A draft model's steps seem nine times as long as they are; its target's are as they were."""
+    target = StepCosts()
+    drawing = StepCosts(unknown=0.0, pace=target.pace)
+    for _ in range(3):
+        target.note(1, 1.0)
+        for rows in (1, 4):
+            drawing.note(rows, 0.9 * rows)
+    for seconds in (0.1, 5.0, 0.1):  # one of them while the machine stood still
+        drawing.measure_anew()
+        target.note(1, 1.0)
+        drawing.note(1, seconds)
+    assert drawing.seconds(1) == pytest.approx(0.1)
+    assert drawing.seconds(4) == pytest.approx(0.4)
+    assert target.seconds(1) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("widths", [(), (1,), (3,), (1, 4, 9), (2, 8, 16, 64), (1, 100)])
+@pytest.mark.parametrize("beside", [0, 7])
+def test_what_drafts_cost_is_the_same_for_many_counts_at_once(
+    widths: tuple[int, ...], beside: int
+) -> None:
+    costs = StepCosts()
+    for width in widths:
+        for _ in range(3):
+            costs.note(width, 1.0 + width**1.3)
+    for width in (1, 2, 5, 64, 70):
+        one_by_one = [costs.with_drafts(width, count, beside) for count in range(1, 80)]
+        assert costs.with_each(width, 79, beside) == pytest.approx(one_by_one)
+    assert costs.with_each(3, 0, beside) == []
