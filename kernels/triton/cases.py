@@ -258,6 +258,7 @@ CASES: dict[str, Case] = {
     "int8 product, decode": lambda: product("int8", 16),
     "int8 product, 64 rows": lambda: product("int8", 64),
     "int8 product, prefill": lambda: product("int8", 4096),
+    "int4 product, 8 rows": lambda: product("int4", 8),
     "int4 product, decode": lambda: product("int4", 16),
     "int4 product, 64 rows": lambda: product("int4", 64),
     "int4 product, prefill": lambda: product("int4", 4096),

@@ -29,6 +29,7 @@ from kernels.triton.quantized.tiles import (
     ProductTile,
     counters,
     depth_splits,
+    four_bit_tile,
     narrowed,
     product_tile,
 )
@@ -125,15 +126,18 @@ class QuantisedLinear(LinearLayer):
     ) -> tuple[ProductTile, tuple[int, ...]]:
         """The tile, and the grid of `rows_and_columns`."""
         if by is not None:
-            tile = product_tile(by.groups.tile)
+            tile = self._fitted(product_tile(by.groups.tile), by.groups.tile, None)
             return tile, (triton.cdiv(self.out_features, tile.columns), len(by.groups.group))
-        tile = self._fitted(product_tile(self.alike or rows), target_of(device))
+        counted = self.alike or rows
+        tile = self._fitted(product_tile(counted), counted, target_of(device))
         blocks = triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns)
         return tile, (blocks,)
 
-    def _fitted(self, tile: ProductTile, target: Target) -> ProductTile:
-        """The tile of one matrix, by how it is laid out."""
-        return narrowed(tile, target, self.out_features) if self.narrows else tile
+    def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
+        """The tile by how the matrix is laid out; `target`: of one matrix's product."""
+        if target is None or not self.narrows:
+            return tile
+        return narrowed(tile, target, self.out_features)
 
 
 def _places(by: Sorted | None) -> tuple[Tensor | None, ...]:
@@ -197,6 +201,11 @@ class Int4Linear(QuantisedLinear):
         parts = (self.packed, self.scales, self.minima)
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
+    def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
+        """See `QuantisedLinear`; experts' rows come in tiles of so many."""
+        fitted = four_bit_tile(tile, rows)
+        return fitted if target is not None else replace(fitted, rows=tile.rows)
+
     @staticmethod
     def _whole(scales: Tensor, odd: int) -> Tensor:
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
@@ -226,8 +235,9 @@ class Int4Linear(QuantisedLinear):
                 arrived = counters(x.device)
             launch(
                 int4_few_rows_kernel, grid, out, x, *tensors, *_places(by), partial, arrived,
-                *shape, BK=spread, num_warps=2 if few and not INTERPRETED else tile.warps,
-                SPLITS=splits, **_forms(by), **options,
+                *shape, BK=spread, num_warps=tile.warps,
+                SPLITS=splits, WHOLE=self.in_features == 2 * options["PAIRS"] * self.group,
+                ASSEMBLED=not INTERPRETED, **_forms(by), **options,
             )  # fmt: skip
             return
         launch(
@@ -288,11 +298,12 @@ class Fp8Linear(QuantisedLinear):
             num_stages=2 if wide else tile.stages,
         )  # fmt: skip
 
-    def _fitted(self, tile: ProductTile, target: Target) -> ProductTile:
+    def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
         """Sums of a group lie beside those of all: on 10.0 they don't fit the registers."""
-        if self.group and tile.columns == 128 and target.capability >= 100:
+        one = target is not None and self.group and tile.columns == 128
+        if one and target.capability >= 100:
             tile = replace(tile, columns=64)
-        return super()._fitted(tile, target)
+        return super()._fitted(tile, rows, target)
 
     def _rows(self, ids: Tensor) -> Tensor:
         """See `QuantisedLinear`."""

@@ -51,11 +51,14 @@ def put_product(
 
 
 @triton.jit
-def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
-    """A group's scales for some columns, of [groups, COLUMNS]; 0 for what isn't there."""
-    return tl.load(
-        scales + group * COLUMNS + column, mask=(column < COLUMNS) & (group < groups), other=0.0
-    )
+def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr):
+    """A group's scales for some columns, of [groups, COLUMNS]: the last one's beyond it, and 0 for
+    columns that aren't there."""
+    at = scales + tl.minimum(group, groups - 1) * COLUMNS + column
+    if COLUMNS % BN == 0:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=column < COLUMNS, other=0.0)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -83,11 +86,11 @@ def int8_product_kernel(
     total = tl.zeros((BM, BN), tl.float32)
     own_scales = x_scales + source.to(tl.int64) * GROUPS
     own = tl.load(own_scales, mask=there, other=0.0)
-    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS, BN)
     for group in tl.range(0, GROUPS):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
         next_own = tl.load(own_scales + group + 1, mask=there & (group + 1 < GROUPS), other=0.0)
-        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
+        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS, BN)
         at = group * GROUP
         if BK == GROUP:
             a = tl.load(left + at, mask=there[:, None], other=0)
@@ -155,6 +158,63 @@ def int4_product_kernel(
     put_product(out, bias, None, total, row, column, rows, 0, COLUMNS, BIAS, False)
 
 
+def _halves(template: str, **constants: str) -> tl.constexpr:
+    for name, value in constants.items():
+        template = template.replace(name, value)
+    return tl.constexpr(template)
+
+
+_HALVES = """{
+    .reg .b32 low, high, one, less;
+    mov.b32 one, ONE;
+    mov.b32 less, LESS;
+    and.b32 low, $4, 0x0f0f0f0f;
+    shr.u32 high, $4, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    prmt.b32 $0, low, ABOVE, 0x4140;
+    prmt.b32 $1, low, ABOVE, 0x4342;
+    prmt.b32 $2, high, ABOVE, 0x4140;
+    prmt.b32 $3, high, ABOVE, 0x4342;
+    fma.rn.TYPE $0, $0, one, less;
+    fma.rn.TYPE $1, $1, one, less;
+    fma.rn.TYPE $2, $2, one, less;
+    fma.rn.TYPE $3, $3, one, less;
+}"""
+#: Four bytes -> their low halves and their high ones, less 8 or less nothing, exactly. Bits become
+#: the mantissa of a power of two whose last place is 1, by the byte that is put above them.
+_BF16 = {"TYPE": "bf16x2", "ONE": "0x3f803f80", "ABOVE": "0x43434343"}
+_F16 = {"TYPE": "f16x2", "ONE": "0x3c003c00", "ABOVE": "0x64646464"}
+HALVES_TO_BF16 = _halves(_HALVES, LESS="0xc300c300", **_BF16)
+HALVES_TO_BF16_LESS_8 = _halves(_HALVES, LESS="0xc308c308", **_BF16)
+HALVES_TO_F16 = _halves(_HALVES, LESS="0xe400e400", **_F16)
+HALVES_TO_F16_LESS_8 = _halves(_HALVES, LESS="0xe408e408", **_F16)
+
+
+@triton.jit
+def halves(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.constexpr):
+    """(low halves, high halves) of bytes, as `nibbles` gives them.
+
+    ASSEMBLED: by assembly, which the interpreter doesn't run; byte by byte the compiler takes twice
+    as many instructions.
+    """
+    if ASSEMBLED and like == tl.bfloat16:
+        ASSEMBLY: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
+        low, high = tl.inline_asm_elementwise(
+            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    elif ASSEMBLED and like == tl.float16:
+        ASSEMBLY: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
+        low, high = tl.inline_asm_elementwise(
+            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        low = nibbles(packed, False, like, 8 if LESS_8 else 0)
+        high = nibbles(packed, True, like, 8 if LESS_8 else 0)
+    return low, high
+
+
 @triton.jit
 def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr):
     """The low or high halves of bytes, less OFFSET, exactly, in the dtype `like`.
@@ -208,7 +268,7 @@ def int4_few_rows_kernel(
     COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
     SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, WHOLE: tl.constexpr, ASSEMBLED: tl.constexpr,
 ):  # fmt: skip
     """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
 
@@ -227,41 +287,49 @@ def int4_few_rows_kernel(
         minima += matrix * (2 * PAIRS * COLUMNS)
     there, wanted = row < rows, column < COLUMNS
     depth = tl.arange(0, BK)
-    left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
-    right = weight + column[None, :].to(tl.int64) * (PAIRS * GROUP) + depth[:, None]
-    total = tl.zeros((BM, BN), tl.float32)
+    left = weight + column[:, None].to(tl.int64) * (PAIRS * GROUP) + depth[None, :]
+    right = x + source[None, :].to(tl.int64) * x_stride + depth[:, None]
+    total = tl.zeros((BN, BM), tl.float32)
     begin, end = 0, PAIRS
     if SPLITS > 1:
         begin = tl.program_id(1) * ((PAIRS + SPLITS - 1) // SPLITS)
         end = tl.minimum(begin + (PAIRS + SPLITS - 1) // SPLITS, PAIRS)
-    low = load_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS)
-    high = load_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS)
+    like: tl.constexpr = tl.float32 if UPCAST else x.dtype.element_ty
+    low = load_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS, BN)
+    high = load_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS, BN)
     for pair in tl.range(begin, end, loop_unroll_factor=2):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
-        next_low = load_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS)
-        next_high = load_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS)
-        if BK == GROUP:
-            packed = tl.load(right + pair * GROUP, mask=wanted[None, :], other=0)
+        next_low = load_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
+        next_high = load_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
+        if BK == GROUP and COLUMNS % BN == 0:
+            packed = tl.load(left + pair * GROUP)
+        elif BK == GROUP:
+            packed = tl.load(left + pair * GROUP, mask=wanted[:, None], other=0)
         else:
             packed = tl.load(
-                right + pair * GROUP, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0
+                left + pair * GROUP, mask=wanted[:, None] & (depth < GROUP)[None, :], other=0
             )
+        low_half, high_half = halves(packed, like, not MINIMA, ASSEMBLED)
         for half in tl.static_range(2):
             group = 2 * pair + half
             at = group * GROUP + depth
-            a = tl.load(
-                left + group * GROUP,
-                mask=there[:, None] & ((depth < GROUP) & (at < width))[None, :], other=0.0,
-            )  # fmt: skip
+            if BK == GROUP and WHOLE:
+                b = tl.load(right + group * GROUP, mask=there[None, :], other=0.0)
+            else:
+                b = tl.load(
+                    right + group * GROUP,
+                    mask=((depth < GROUP) & (at < width))[:, None] & there[None, :], other=0.0,
+                )  # fmt: skip
             if UPCAST:
-                a = a.to(tl.float32)
-            b = nibbles(packed, half == 1, a.dtype, 0 if MINIMA else 8)
+                b = b.to(tl.float32)
+            a = low_half if half == 0 else high_half
             product = tl.dot(a, b, input_precision=PRECISION)
-            total += product * (low if half == 0 else high).to(tl.float32)[None, :]
+            total += product * (low if half == 0 else high).to(tl.float32)[:, None]
             if MINIMA:
-                least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS).to(tl.float32)
-                total -= tl.sum(a.to(tl.float32), 1)[:, None] * least[None, :]
+                least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(tl.float32)
+                total -= least[:, None] * tl.sum(b.to(tl.float32), 0)[None, :]
         low, high = next_low, next_high
+    total = tl.trans(total)
     if SPLITS > 1:
         total, last = add_parts(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
         if last == 0:
@@ -303,7 +371,7 @@ def fp8_product_kernel(
     right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     if GROUP:
-        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS, BN)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
         a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
@@ -320,7 +388,7 @@ def fp8_product_kernel(
             b = decode_weights(b, a.dtype)
         if GROUP:
             # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
-            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
+            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS, BN)
             product = tl.dot(a, b, input_precision=PRECISION)
             total += product * theirs[None, :]
             theirs = following

@@ -30,6 +30,9 @@ TABLE = {
     64: ProductTile(64, 64, 4, 4),
     1 << 62: ProductTile(128, 128, 8, 3),
 }
+FOUR_BITS = {8: ProductTile(8, 64, 2, 5), 16: ProductTile(16, 64, 2, 5)}
+"""The same of weights in four bits, for few rows: unpacked once for all rows, by as few threads as
+have the registers for it."""
 SMALL = ProductTile(16, 16, 1, 1)
 """In the interpreter."""
 
@@ -56,6 +59,13 @@ def product_tile(rows: int) -> ProductTile:
     return next(tile for most, tile in TABLE.items() if rows <= most)
 
 
+def four_bit_tile(tile: ProductTile, rows: int) -> ProductTile:
+    """The tile of weights in four bits, of so many rows, where others have `tile`."""
+    if INTERPRETED:
+        return tile
+    return next((few for most, few in FOUR_BITS.items() if rows <= most), tile)
+
+
 MOST_BLOCKS = 1024
 """Blocks of a product whose depth is split, at most: more fill any GPU."""
 LEAST_PAIRS = 1 if INTERPRETED else 8
@@ -65,11 +75,11 @@ LEAST_PAIRS = 1 if INTERPRETED else 8
 def depth_splits(target: Target, blocks: int, pairs: int) -> int:
     """Into how many parts the depth of a product of few rows goes: 1, 2, 4 or 8.
 
-    So many that each processor has three programs: one alone leaves it waiting for memory.
+    So many that each processor has six programs of two warps: fewer leave it waiting for memory.
     """
     splits = 1
     while (
-        blocks * splits < min(3 * target.processors, MOST_BLOCKS)
+        blocks * splits < min(6 * target.processors, MOST_BLOCKS)
         and splits < 8
         and pairs >= 2 * splits * LEAST_PAIRS
     ):

@@ -1,4 +1,4 @@
-"""Eight-bit floats and integers: the assembly that takes them apart on a GPU.
+"""Eight-bit floats and integers, and four bits: the assembly that takes them apart on a GPU.
 
 Triton's interpreter runs no assembly, so its few instructions are carried out here, by PTX's
 definitions, for all pairs there are.
@@ -15,6 +15,12 @@ import torch
 
 from kernels.triton.attention.tile import E4M3_PAIRS, E5M2_PAIRS, INT8_PAIRS
 from kernels.triton.fp8 import E4M3_TO_BF16, E4M3_TO_F16
+from kernels.triton.quantized.products import (
+    HALVES_TO_BF16,
+    HALVES_TO_BF16_LESS_8,
+    HALVES_TO_F16,
+    HALVES_TO_F16_LESS_8,
+)
 
 Register = np.ndarray
 
@@ -81,9 +87,9 @@ OPERATIONS = {
 }
 
 
-def run(assembly: str, given: Register) -> tuple[Register, Register]:
-    """What an inline assembly of one input and two outputs gives."""
-    registers: dict[str, np.ndarray] = {"$2": given}
+def run(assembly: str, given: Register, outputs: int = 2) -> tuple[Register, ...]:
+    """What an inline assembly of one input, which comes behind its outputs, gives."""
+    registers: dict[str, np.ndarray] = {f"${outputs}": given}
 
     def value(name: str) -> np.ndarray:
         if name in registers:
@@ -100,7 +106,7 @@ def run(assembly: str, given: Register) -> tuple[Register, Register]:
             continue
         to, *operands = rest.split(", ")
         registers[to] = OPERATIONS[operation](*(value(name) for name in operands))
-    return registers["$0"], registers["$1"]
+    return tuple(registers[f"${at}"] for at in range(outputs))
 
 
 ALL = np.arange(1 << 16, dtype=np.uint32)
@@ -140,3 +146,22 @@ def test_four_floats_of_a_weight_become_their_values(assembly, wide):
         assert torch.equal(got.signbit(), byte >= 0x80)
         size = (byte & 0x7F).view(torch.float8_e4m3fn).to(wide).nan_to_num(480.0)
         assert torch.equal(got.abs(), size)
+
+
+@pytest.mark.parametrize(
+    ("assembly", "wide", "less"),
+    [
+        (HALVES_TO_BF16, torch.bfloat16, 0), (HALVES_TO_BF16_LESS_8, torch.bfloat16, 8),
+        (HALVES_TO_F16, torch.float16, 0), (HALVES_TO_F16_LESS_8, torch.float16, 8),
+    ],
+)  # fmt: skip
+def test_halves_of_four_bytes_become_their_values(assembly, wide, less):
+    """First the low ones in their order, then the high ones."""
+    draw = np.random.default_rng()
+    places = [draw.permutation(np.arange(256, dtype=np.uint32)) for _ in range(4)]
+    given = sum(place << np.uint32(8 * at) for at, place in enumerate(places))
+    found = [half for register in run(assembly.value, given, 4) for half in halves(register)]
+    expected = [(place & 15).astype(np.int16) for place in places]
+    expected += [(place >> 4).astype(np.int16) for place in places]
+    for got, values in zip(found, expected, strict=True):
+        assert torch.equal(as_numbers(got, wide), torch.from_numpy(values - less).to(wide))
