@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.contract.adapters import AdapterRef
+from engine.contract.errors import QuireError
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.replica_state import EngineStats as EngineStats
@@ -341,6 +342,17 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     error_type: str = "server_error"
     code: str = "internal_error"
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: QuireError) -> ErrorInfo:
+        """What a client learns of an error."""
+        return cls(
+            message=error.message,
+            status=error.status,
+            error_type=error.error_type,
+            code=error.code,
+            param=error.param,
+        )
 
 
 class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -55,11 +55,5 @@ def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
 def refusal_delta(sequence: Sequence, error: QuireError) -> TokenDelta:
     """The end of a sequence whose request turned out to be one that can't be served."""
     delta = delta_of(sequence, [], None, first=False)
-    delta.error = ErrorInfo(
-        message=error.message,
-        status=error.status,
-        error_type=error.error_type,
-        code=error.code,
-        param=error.param,
-    )
+    delta.error = ErrorInfo.of(error)
     return delta

@@ -8,13 +8,7 @@ from engine.contract.protocol import EngineRequest, ErrorInfo, TokenDelta
 
 def refusal(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
     """The typed error, as the end of every output."""
-    info = ErrorInfo(
-        message=error.message,
-        status=error.status,
-        error_type=error.error_type,
-        code=error.code,
-        param=error.param,
-    )
+    info = ErrorInfo.of(error)
     return [
         TokenDelta(request_id=message.request_id, index=index, finish_reason="error", error=info)
         for index in range(message.sampling.num_sequences)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine.contract.protocol import TokenLogprobs
-from inference.generation import Generation, Increment, TokenEntry
+from inference.generation import Generation, Increment
+from inference.generation.collected import Collected
 from inference.generation.figures import answer_metrics
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.logprobs import completion_logprobs, joined, prompt_logprobs
 from inference.openai.ranking import best_outputs
-
-
-@dataclass(slots=True)
-class _Output:
-    """One output, collected."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
 
 
 class CompletionAnswer:
@@ -29,16 +18,12 @@ class CompletionAnswer:
 
     def __init__(self, generation: Generation, options: CompletionOptions) -> None:
         self._generation, self._options = generation, options
-        self._outputs = [[_Output() for _ in outputs] for outputs in generation.outputs]
+        self._outputs = [[Collected() for _ in outputs] for outputs in generation.outputs]
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
 
     def take(self, increment: Increment) -> None:
         """Add what is new."""
-        output = self._outputs[increment.number][increment.index]
-        output.text += increment.text
-        output.token_ids += increment.token_ids
-        output.entries += increment.entries
-        output.finish_reason, output.stop_reason = increment.finish_reason, increment.stop_reason
+        self._outputs[increment.number][increment.index].take(increment)
         if increment.prompt_logprobs is not None:
             self._scores[increment.number] = increment.prompt_logprobs
 
@@ -68,7 +53,7 @@ class CompletionAnswer:
             body["metadata"] = self._options.metadata
         return body
 
-    def _choice(self, place: int, number: int, output: _Output) -> dict[str, Any]:
+    def _choice(self, place: int, number: int, output: Collected) -> dict[str, Any]:
         options, prompt = self._options, self._generation.job.known_prompt(number)
         echo, shown = options.echo(number), options.shows_output
         scores = self._scores.get(number)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from engine.contract.protocol import TokenLogprobs
 from inference.generation import Generation, Increment, TokenEntry
+from inference.generation.collected import Collected
 from inference.openai.logprobs import TokenNames, chat_logprobs, finite, prompt_logprobs
 from inference.openai.ranking import best_outputs
 from inference.openai.serving import DONE, StreamWriter
@@ -74,15 +74,6 @@ def _scored(scores: TokenLogprobs, place: int) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class _Output:
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
 class TokensAnswer:
     """Collects increments; `body` is vLLM's object."""
 
@@ -91,16 +82,12 @@ class TokensAnswer:
     ) -> None:
         self._generation, self._request = generation, request
         self._choices = _Choices(generation, request, alternatives)
-        self._outputs = [_Output() for _ in generation.outputs[0]]
+        self._outputs = [Collected() for _ in generation.outputs[0]]
         self._scores: list[TokenLogprobs | None] | None = None
 
     def take(self, increment: Increment) -> None:
         """Add what is new."""
-        output = self._outputs[increment.index]
-        output.text += increment.text
-        output.token_ids += increment.token_ids
-        output.entries += increment.entries
-        output.finish_reason, output.stop_reason = increment.finish_reason, increment.stop_reason
+        self._outputs[increment.index].take(increment)
         if increment.prompt_logprobs is not None:
             self._scores = increment.prompt_logprobs
 

@@ -12,7 +12,7 @@ import redis
 
 from console.kv import consumer as kv_consumer
 from console.kv import hub as kv_hub
-from console.kv.consumer import View
+from console.kv.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
 from console.kv.mirror import Mirror
 from console.kv.sight import OperatorSight, TenantSight
 from engine.contract import protocol
@@ -247,3 +247,15 @@ def test_strangers_are_asked_who_they_are(client: Any) -> None:
 
 def test_the_channel_is_the_installations_own() -> None:
     assert frames_key("r1", "mine") != frames_key("r1", protocol.KEY_PREFIX)
+
+
+async def test_fault_01_a_frame_in_deep_brackets_is_a_bad_message() -> None:
+    page, closed = KvConsumer(), list[int]()
+
+    async def close(code: int) -> None:
+        closed.append(code)
+
+    page._user, page.close = "somebody", close  # type: ignore[method-assign, assignment]
+    for text in ("[" * MAX_MESSAGE_CHARS, "[]", "{}", '{"replica": 1, "tenant": ""}', "x" * 2000):
+        await page.receive(text)
+    assert closed == [BAD_MESSAGE] * 5

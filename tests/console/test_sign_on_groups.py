@@ -14,6 +14,7 @@ from django.utils import timezone
 from console import tasks
 from console.identity import groups
 from tenants import actions
+from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.console.oidc_provider import Provider
 from tests.console.test_identity import provider as provider  # a fixture
@@ -65,6 +66,18 @@ def test_a_group_that_is_gone_takes_role_key_and_session_without_a_sign_in(
     assert client.get("/").status_code == 302
     entry = AuditEntry.objects.filter(action="member.remove").latest("pk")
     assert entry.actor_label == "single sign-on"
+
+
+def test_somebody_who_cant_be_let_in_holds_nobody_else_up(
+    rows: None, offline: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    come(offline, groups=["devs"])
+    zoe = User.objects.get(username="zoe")
+    zoe.memberships.all().delete()
+    actions.update_user(actor=SYSTEM, user=zoe, is_active=False)
+    minutes_pass()  # the provider hasn't heard of it
+    assert role_of("zoe") is None
+    assert "who zoe is" in caplog.text
 
 
 def test_another_group_gives_another_role(rows: None, offline: Provider) -> None:

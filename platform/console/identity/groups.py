@@ -16,6 +16,7 @@ import requests
 from allauth.account.signals import user_logged_in
 from allauth.socialaccount.adapter import get_adapter
 from allauth.socialaccount.models import SocialAccount, SocialLogin, SocialToken
+from allauth.socialaccount.providers.oauth2.client import OAuth2Error
 from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOAuth2Adapter
 from cryptography.fernet import InvalidToken
 from django.conf import settings
@@ -24,6 +25,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest
 from django.utils import timezone
 
+from engine.contract.errors import QuireError
 from tenants.actions.offboarding import end_sessions
 from tenants.actions.sign_on import SIGN_ON, sync_grants
 from tenants.audit import record
@@ -40,6 +42,8 @@ SESSION = timedelta(hours=12)
 #: The scope that gives refresh tokens that outlive the session at the provider.
 OFFLINE = "offline_access"
 PARTS = ("userinfo", "id_token")
+#: Of one person: nobody else is asked the later for it.
+_NO_ANSWER = (requests.RequestException, OAuth2Error, QuireError, ValueError, KeyError)
 
 
 def groups_in(data: dict[str, Any]) -> set[str]:
@@ -83,7 +87,7 @@ def check_due() -> int:
             asked += 1
             try:
                 _check(token)
-            except (requests.RequestException, ValueError, KeyError) as error:
+            except _NO_ANSWER as error:
                 logger.warning("The provider couldn't say who %s is: %s", token.account.user, error)
     return asked
 

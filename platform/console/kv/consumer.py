@@ -82,7 +82,7 @@ class KvConsumer(AsyncWebsocketConsumer):
             replica, tenant = message["replica"], message["tenant"]
             if not isinstance(replica, str) or not isinstance(tenant, str):
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             await self.close(BAD_MESSAGE)
             return
         await self._stop()
