@@ -20,8 +20,8 @@ NO_SETTINGS = frozenset(
         FROM_FLAGS,
     }
 )
-#: Of the tests' own.
-NO_SETTING_PREFIXES = ("QUIRE_TEST_", "QUIRE_SUITE_")
+#: QUIRE_TEST_..., QUIRE_SUITE_...: of the tests' own.
+OF_TESTS = ("TEST", "SUITE")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -31,7 +31,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         name
         for name in environment
         if name.startswith("QUIRE_")
-        and not name.startswith(NO_SETTING_PREFIXES)
+        and name.split("_")[1] not in OF_TESTS
         and name not in known | NO_SETTINGS
     )
     return [f"{name} is no setting and changes nothing.{_meant(name, known)}" for name in found]
