@@ -2,6 +2,9 @@
 
 from django.apps import AppConfig
 from django.contrib.admin import apps as admin_apps
+from django.core import checks
+
+from config.unknown_variables import check_variables
 
 
 class ConfigConfig(AppConfig):
@@ -10,6 +13,10 @@ class ConfigConfig(AppConfig):
     name = "config"
     verbose_name = "Quire"
     default = True
+
+    def ready(self) -> None:
+        """Have `manage.py check` look at the environment too."""
+        checks.register(check_variables)
 
 
 class QuireAdminConfig(admin_apps.AdminConfig):

@@ -80,6 +80,14 @@ class WithoutTraceback(logging.Filter):
         return True
 
 
+class OurVariables(logging.Filter):
+    """Names our variable where Django names its own setting."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = re.sub(r"\bALLOWED_HOSTS\b", "QUIRE_ALLOWED_HOSTS", str(record.msg))
+        return True
+
+
 def chosen_logging(level: str, style: str) -> dict[str, Any]:
     """`LOGGING`: what `QUIRE_LOGGING_CONFIG` says, or ours. Raises `ImproperlyConfigured`."""
     try:
@@ -95,7 +103,10 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "filters": {"without_traceback": {"()": WithoutTraceback}},
+        "filters": {
+            "without_traceback": {"()": WithoutTraceback},
+            "our_variables": {"()": OurVariables},
+        },
         "formatters": {"quire": {"()": formatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "quire"}},
         "root": {"handlers": ["stderr"], "level": level},
@@ -103,7 +114,7 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             # Each failing request would be told twice: the view's own logger says more.
             "django.request": {"level": "ERROR"},
             # Any scanner can make one of these; where in Django it was noticed tells nothing.
-            "django.security.DisallowedHost": {"filters": ["without_traceback"]},
+            "django.security.DisallowedHost": {"filters": ["without_traceback", "our_variables"]},
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},

@@ -5,6 +5,7 @@ from django.urls import include, path
 
 from console.reference.page import reference
 
+handler400 = "config.bad_request.bad_request"
 handler404 = "config.not_found.not_found"
 
 urlpatterns = [

@@ -67,6 +67,17 @@ def test_a_stale_form_is_explained(rows: None) -> None:
     assert "Content-Security-Policy" in response
 
 
+def test_a_host_that_is_not_ours_is_told_which_setting_names_them(
+    rows: None, client: Client
+) -> None:
+    response = client.get("/", headers={"accept": BROWSER, "host": "new-server.example"})
+    assert response.status_code == 400
+    html = response.content.decode()
+    assert "QUIRE_ALLOWED_HOSTS" in html
+    assert "new-server" not in html
+    assert inline_code(html) == []
+
+
 @pytest.mark.parametrize(
     ("view", "status", "words"),
     [

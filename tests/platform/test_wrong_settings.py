@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from django.db import OperationalError
 
 from config.databases import database
 from config.datadir import make_private
+from config.logs import OurVariables
 from config.redis_urls import checked_url
+from config.unknown_variables import unknown_variables
 from tenants.commands import explain_database
 from tests.platform.instance import ROOT, environment
 
@@ -44,6 +47,44 @@ def test_other_databases_are_refused_without_their_passwords(url: str, tmp_path:
 def test_what_is_no_address_of_a_redis_is_refused(url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="REDIS_URL must start with redis://"):
         checked_url(url)
+
+
+def test_a_slip_in_a_variables_name_is_told_with_the_name_that_was_meant() -> None:
+    given = {
+        "QUIRE_REQUEST_PER_MINUTE": "5",
+        "QUIRE_NONSENSE": "1",
+        "QUIRE_LOG_LEVEL": "INFO",
+        "QUIRE_CACHE_DIR": "/x",
+        "QUIRE_TEST_REQUIRE_SERVICES": "1",
+        "PATH": "/bin",
+    }
+    assert unknown_variables(given) == [
+        "QUIRE_NONSENSE is no setting and changes nothing.",
+        "QUIRE_REQUEST_PER_MINUTE is no setting and changes nothing. "
+        "Did you mean QUIRE_REQUESTS_PER_MINUTE?",
+    ]
+
+
+def test_commands_say_that_a_variable_is_none(tmp_path: Path) -> None:
+    given = environment(tmp_path) | {"QUIRE_ALOWED_HOSTS": "quire.example"}
+    for words in (["list_settings"], ["check"]):
+        done = subprocess.run(
+            [sys.executable, "manage.py", *words],
+            cwd=ROOT,
+            env=given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "Did you mean QUIRE_ALLOWED_HOSTS?" in done.stdout + done.stderr
+
+
+def test_a_refused_host_is_logged_with_our_variable() -> None:
+    record = logging.LogRecord(
+        "x", 40, "", 0, "You may need to add 'a' to ALLOWED_HOSTS.", (), None
+    )
+    assert OurVariables().filter(record)
+    assert record.getMessage() == "You may need to add 'a' to QUIRE_ALLOWED_HOSTS."
 
 
 def test_sentinels_are_refused_with_what_to_name_instead() -> None:

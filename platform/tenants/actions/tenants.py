@@ -51,7 +51,12 @@ def create_tenant(
     require_operator(actor)
     if unknown := set(limits).difference(LIMITS, OWN):
         raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
-    tenant = Tenant(name=name, slug=slug or slugify(name)[:63], **limits)
+    slug = slug or slugify(name)[:63]
+    if name and not slug:
+        raise InvalidRequest(
+            f"No short name can be made from {name!r}: give one as slug.", param="slug"
+        )
+    tenant = Tenant(name=name, slug=slug, **limits)
     save_valid(tenant)
     check_kv_shares(tenant)
     if owner is not None:

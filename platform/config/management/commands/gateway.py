@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
+from config.unknown_variables import unknown_variables
 from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.given_keys import ensure_given_keys
 from config.up.server_flags import (
@@ -56,6 +57,8 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until told to stop; a second signal kills."""
+        for sentence in unknown_variables():
+            self.note(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_server_flags(options)
         use_server_flags(options)

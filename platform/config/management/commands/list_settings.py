@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from config.in_force import in_force
+from config.unknown_variables import unknown_variables
 from tenants.commands import QuireCommand
 
 
@@ -13,8 +14,9 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "List every setting with its value and where that came from, as this command's own "
-        "environment has it. Of secrets it says whether they are set."
+        "List the settings that aren't their defaults, with their values and where those came "
+        "from, as this command's own environment has it; --all lists every setting. Of secrets it "
+        "says whether they are set."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -23,6 +25,8 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print them."""
+        for sentence in unknown_variables():
+            self.note(sentence)
         rows = [
             (each.name, each.value or "-", each.source)
             for each in in_force()

@@ -15,6 +15,7 @@ from catalog.engine_options import NAMED, given_settings
 from catalog.supervisor import Supervisor
 from config.datadir import make_private
 from config.embedded_redis import EmbeddedRedisError
+from config.unknown_variables import unknown_variables
 from config.up.adapters import ensure_adapters, still_checked
 from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
@@ -108,6 +109,8 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, prove, tell, run, stop."""
+        for sentence in unknown_variables():
+            self.note(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
         check_given_keys(options["api_key"] or given_in_environment())

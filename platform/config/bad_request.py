@@ -1,0 +1,16 @@
+"""400: Django's page, or, for an address that pages don't answer to, what the operator can do."""
+
+from __future__ import annotations
+
+from django.core.exceptions import DisallowedHost
+from django.http import HttpRequest, HttpResponseBadRequest
+from django.http.response import HttpResponseBase
+from django.template import loader
+from django.views import defaults
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    """It's what somebody sees who opens a new installation under its host's own name."""
+    if isinstance(exception, DisallowedHost):
+        return HttpResponseBadRequest(loader.get_template("unknown_host.html").render())
+    return defaults.bad_request(request, exception)
