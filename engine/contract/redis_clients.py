@@ -104,7 +104,8 @@ class FollowingPool(redis.ConnectionPool):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> FollowingPool:
         """As redis-py's."""
-        return super().from_url(url, connection_class=_kinds(url)[0], driver_info=_DRIVER, **options)
+        kind = _kinds(url)[0]
+        return super().from_url(url, connection_class=kind, driver_info=_DRIVER, **options)
 
 
 def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0) -> redis.Redis:
