@@ -32,6 +32,7 @@ from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import PayloadTooLarge, error_response
 from inference.fair_turns import begins
 from inference.generation import background
+from inference.generation.served import check_any_queue
 from inference.settings import gateway_settings
 from inference.tracing import close_tracing, tracing
 from inference.web import cors
@@ -114,7 +115,9 @@ class GatewayHandler(ASGIHandler):
 
     @staticmethod
     async def _may_be_large(scope: Scope) -> None:
-        """Raise unless the path takes large bodies, and from whoever sends this one."""
+        """Raise unless the path takes large bodies, from whoever sends this one, and a queue that
+        it could come into has room: to refuse it nothing of the body is needed.
+        """
         path = gateway_path(scope)
         try:
             view = _resolve(path).func
@@ -125,7 +128,10 @@ class GatewayHandler(ASGIHandler):
             raise unknown_path(path)
         if getattr(view_class, "public", False):
             raise PayloadTooLarge("This path takes no large body.")
-        await check_caller(scope)
+        caller = await check_caller(scope)
+        headers = {name for name, _ in scope["headers"]}
+        if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:
+            await check_any_queue(caller)
 
     def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
         """The answer to a request whose body wasn't read: it has met no view."""

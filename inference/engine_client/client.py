@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.contract.adapters import digest_of
-from engine.contract.errors import EngineFault, EngineUnavailable, QuireError
+from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
 from engine.contract.protocol import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
 from engine.contract.redis_clients import async_client
 from inference.engine_client.connection import reading_link, short_link
@@ -34,7 +34,7 @@ from inference.engine_client.patience import patience
 from inference.engine_client.queue_bound import Load, QueueBound, check_patience
 from inference.engine_client.routing import choose, prefix_key, successors
 from inference.engine_client.submission import Submission
-from inference.errors import RemoteError
+from inference.errors import Overloaded, RemoteError
 from inference.metrics.flusher import Flusher, flush
 from inference.settings import GatewaySettings, gateway_settings, redis_url
 
@@ -204,6 +204,20 @@ class EngineClient:
         load = Load.of(self.fleet.of_model(model))
         check_patience(model, load, patience().seconds(stream=stream))
         self._queue_bound.check(model, tenant, priority, load, self._flights.values())
+
+    def check_any_queue(self, models: Iterable[str], tenant: str, priority: int) -> None:
+        """Raise what `check_queue` does for the last of the models, if it does for all."""
+        refusal: Overloaded | EngineOverloaded | None = None
+        for model in models:
+            load = Load.of(self.fleet.of_model(model))
+            try:
+                self._queue_bound.check(model, tenant, priority, load, self._flights.values())
+            except (Overloaded, EngineOverloaded) as error:
+                refusal = error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
 
     def try_place(self, flight: Flight) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""

@@ -80,6 +80,7 @@ class _TextsWriter(StreamWriter[Increment]):
 class GenerateView(GatewayView):
     """Completes one prompt; sampling parameters stand beside it."""
 
+    comes_into_queue = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

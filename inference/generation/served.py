@@ -10,7 +10,7 @@ from functools import cached_property
 
 from adapters.cards import Target, access_target
 from adapters.resolving import access_or_resolve
-from catalog.access import ModelCard, ModelNotFound
+from catalog.access import ModelCard, ModelNotFound, access_models
 from catalog.idling import wake
 from engine.contract.adapters import AdapterRef
 from engine.contract.errors import EngineSleeping, EngineUnavailable
@@ -109,6 +109,19 @@ class Served:
         get_engine_client().check_queue(
             self.base, caller.tenant, priority or 0, stream=bool(stream)
         )
+
+
+async def check_any_queue(caller: Caller) -> None:
+    """Raise what `check_queue` does where it does for each model that there is, asked as urgently
+    as the caller may: whichever a request names, it would be refused.
+    """
+    client = get_engine_client()
+    names = {card.alias_of or card.id for card in await access_models(caller)}
+    for name in client.fleet.model_names():
+        info = client.fleet.model(name)
+        if info is None or GENERATE in info.tasks:
+            names.add(name)
+    client.check_any_queue(names, caller.tenant, -1 if caller.max_priority else 0)
 
 
 async def find_served(

@@ -36,6 +36,8 @@ _encode = msgspec.json.Encoder().encode
 class ChatBatchView(GatewayView):
     """Answers a list of conversations with the same settings."""
 
+    comes_into_queue = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One `chat.completion`, whose choices are in the order of the conversations."""
         chats = _conversations(self.read_json(request))

@@ -12,7 +12,7 @@ from typing import IO, Any
 from inference.errors import PayloadTooLarge, RequestTimeout
 from inference.settings import gateway_settings
 from inference.web.guesses import Guesses
-from tenants.authentication import authenticate, tenant_claimed
+from tenants.authentication import Caller, authenticate, tenant_claimed
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -65,14 +65,15 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
     return body.getvalue()
 
 
-async def check_caller(scope: Scope) -> None:
-    """Raise what `authenticate` raises, before anything of the body is read."""
+async def check_caller(scope: Scope) -> Caller:
+    """Who sends it. Raises what `authenticate` raises, before anything of the body is read."""
     headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
     address = (scope.get("client") or [""])[0]
     caller = await authenticate(
         headers.get(b"authorization"), headers.get(b"x-api-key"), guard=Guesses(address)
     )
     caller.check_address(address)
+    return caller
 
 
 def claimed_tenant(scope: Scope) -> str:

@@ -62,6 +62,7 @@ class GatewayView(APIView):
     Attributes:
         required_scope: what a key needs beside being valid; "" for nothing.
         public: no key is asked for.
+        comes_into_queue: what is asked waits for a model, and is refused where too much does.
         reads_body_itself: from the file that `inference.web.body.BODY` is.
     """
 
@@ -73,6 +74,7 @@ class GatewayView(APIView):
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
+    comes_into_queue: ClassVar[bool] = False
     reads_body_itself: ClassVar[bool] = False
     #: How any exception becomes a response: OpenAI's envelope.
     render_error = staticmethod(error_response)

@@ -1,6 +1,7 @@
 """How many connections a gateway process has, and how long one may take to say what it wants.
 
-uvicorn bounds neither: a connection that never sends a request stays open for good.
+uvicorn bounds neither: a connection that never sends a request stays open for good, and a header
+that never ends fills memory.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ MAX_CONNECTIONS = 4096
 _DESCRIPTORS_LEFT = 128
 #: Seconds from a connection, or from a request's first byte, to the end of its headers.
 HEADERS_WITHIN_S = 60.0
+#: Bytes in a row that are neither a request's whole head nor its body: headers or trailers without
+#: end, what stands between chunks. What comes in one read isn't cut.
+MAX_HEAD_BYTES = 64 << 10
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"connection: close\r\ncontent-length: 132\r\n\r\n"
     b'{"error":{"message":"Too many connections are open. Try again in a moment.",'
     b'"type":"server_error","param":null,"code":"overloaded"}}'
+)
+_LONG_HEAD = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: 128\r\n\r\n"
+    b'{"error":{"message":"The headers are over 65536 bytes.",'
+    b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}'
 )
 
 
@@ -34,6 +44,7 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
     """uvicorn's HTTP protocol with these bounds."""
 
     _late: asyncio.TimerHandle | None = None
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop for each connection."""
@@ -51,7 +62,22 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
     def on_headers_complete(self) -> None:
         """Its headers are; the body has a time of its own."""
         self._expect_nothing()
+        self._head_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of its body is; bodies have a bound of their own."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop with what has come."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._late is not None:  # else a response may have begun
+                self.transport.write(_LONG_HEAD)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop at the end."""

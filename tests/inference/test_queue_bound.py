@@ -187,6 +187,31 @@ async def test_a_full_queue_is_told_before_a_prompt_is_rendered(
         assert reply.headers["retry-after"] == "48"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_a_large_body_is_not_read_where_every_queue_is_full(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, replicas: Load(1, 5000, 100.0)))
+    parts = [b'{"model": "fake", "prompt": "', b"x" * (1 << 20), b"y" * (1 << 20)]
+    exchange = served.client.open("POST", path, parts=parts)
+    status, headers = await exchange.head()
+    assert (status, headers["retry-after"]) == (503, "48")
+    assert len(exchange.received) < len(parts)
+    await exchange.leave()
+    kept = await served.client.post(path, parts=list(parts), headers={"Idempotency-Key": "k"})
+    assert kept.status == 400  # read to its end: it's no JSON
+
+
+async def test_a_large_body_is_read_where_one_queue_has_room(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Load(1, 5000, 100.0)
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, those: full if those else cls()))
+    monkeypatch.setattr(Fleet, "model_names", lambda self: ["fake", "other"])
+    reply = await served.client.post("/v1/completions", parts=[b"{" + b" " * (1 << 20)])
+    assert reply.status == 400
+
+
 @pytest.mark.parametrize(
     ("headers", "fields", "status"),
     [

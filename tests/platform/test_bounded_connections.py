@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -76,4 +77,45 @@ async def test_fault_52_a_connection_that_never_says_what_it_wants_is_closed(
     writer.write(sent)
     answered = await asyncio.wait_for(reader.read(), 30)
     assert answered.count(b"HTTP/1.1") == sent.count(REQUEST)
+    writer.close()
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Endless: ",
+        REQUEST + b"GET / HTTP/1.1\r\nX-Endless: ",
+        CHUNKED + b"0\r\nX-Endless: ",
+        CHUNKED + b"1;",
+    ],
+)
+async def test_fault_52_a_head_that_never_ends_is_refused(
+    address: tuple[str, int], begin: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(begin)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            writer.write(b"a" * 16_384)
+            await writer.drain()
+            await asyncio.sleep(0)
+        pytest.fail("it was read for ever")
+    with contextlib.suppress(ConnectionError):
+        answer = await reader.read()
+        if begin.startswith(b"GET / HTTP/1.1\r\nHost: x\r\nX"):
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 431")
+            assert f"content-length: {len(body)}".encode() in head
+            assert json.loads(body)["error"]["code"] == "headers_too_large"
+
+
+async def test_a_long_head_and_a_long_body_pass(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    for _ in range(3):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 40_000)
+        writer.write(b"\r\nContent-Length: 1000000\r\n\r\n" + b"b" * 1_000_000)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
     writer.close()
