@@ -48,6 +48,7 @@ class QuantizedWeights(WeightReader):
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See `WeightReader.get`; a packed weight is float32."""
         if self._module(name) is None:
+            self._refuse_packed(name)
             return self._inner.get(name, shape)
         return self.matrix(name, (shape[0], shape[1])).floats(slice(None))
 
@@ -55,6 +56,7 @@ class QuantizedWeights(WeightReader):
         """See `WeightReader.matrix`."""
         module = self._module(name)
         if module is None:
+            self._refuse_packed(name)
             return self._inner.matrix(name, shape)
         found = self._packed[module]
         if found.shape != shape:
@@ -65,6 +67,19 @@ class QuantizedWeights(WeightReader):
             )
         self._inner.mark_read(self.form.tensors_of(module))
         return found
+
+    def _refuse_packed(self, name: str) -> None:
+        """Raise `ModelLoadError` for a tensor that the format should read, and can't."""
+        if name not in self._inner:
+            why = f"isn't there, nor what {self.form.name} keeps of it"
+        elif self._inner.stored_dtype(name) in FLOATS:
+            return
+        else:
+            why = (
+                f"is kept as {str(self._inner.stored_dtype(name)).removeprefix('torch.')}, and "
+                f"nothing beside it says how {self.form.name} quantised it"
+            )
+        raise ModelLoadError(f"{self.folder}: {name!r} {why}.", param=name.rpartition(".")[2])
 
     def _module(self, name: str) -> str | None:
         module = name.removesuffix(_WEIGHT)

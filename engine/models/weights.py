@@ -77,7 +77,7 @@ class WeightReader:
         """
         place = self._places.get(name)
         if place is None:
-            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
+            raise self._absent(name)
         file, entry = place
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
@@ -96,6 +96,18 @@ class WeightReader:
         self._read.add(name)
         self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, shape)
+
+    def _absent(self, name: str) -> ModelLoadError:
+        """Of a tensor that isn't there: what is there of its layer tells of quantised weights."""
+        layer = name.removesuffix("weight")
+        beside = sorted(other for other in self._places if other.startswith(layer))
+        why = f"the checkpoint has no {name!r}"
+        if beside and layer != name:
+            why += (
+                f", but {beside[0]!r}: if that is quantised, config.json lacks its "
+                "quantization_config"
+            )
+        return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
     def numbers(self, name: str) -> Tensor | None:
         """A small tensor of whatever shape, float32; None where there's none of that name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from engine.quantization.matrix import Matrix, Rows
 _FLOAT = (torch.float32,)
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
 _SMALL = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+#: Any of them marks a layer that is packed.
+_MARKS = ("weight.absmax", *_STATES.values(), "SCB")
 #: Bytes of the JSON beside a weight: a few names and numbers.
 _MOST_STATE = 4096
 
@@ -42,10 +44,13 @@ class BitsAndBytes(CheckpointFormat):
         if not four and not eight:
             raise fields.wrong("load_in_4bit", "and load_in_8bit are both off")
 
-    def modules(self, tensors: Tensors) -> Iterator[str]:
-        """See `CheckpointFormat`."""
-        yield from modules_with(tensors, "weight.absmax")
-        yield from modules_with(tensors, "SCB")
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`: a layer's name, too, whose weight is bytes without scales."""
+        scaled = [name for suffix in _MARKS for name in modules_with(tensors, suffix)]
+        packed = (torch.uint8, torch.int8)
+        weights = modules_with(tensors, "weight")
+        found = [n for n in weights if tensors.stored_dtype(f"{n}.weight") in packed]
+        return sorted({*scaled, *found})
 
     def suffixes(self) -> Iterable[str]:
         """See `CheckpointFormat`."""
@@ -54,7 +59,8 @@ class BitsAndBytes(CheckpointFormat):
 
     def matrix(self, parts: Parts) -> Matrix:
         """See `CheckpointFormat`."""
-        return _four_bits(parts) if "weight.absmax" in parts else _eight_bits(parts)
+        four = any(suffix in parts for suffix in ("weight.absmax", *_STATES.values()))
+        return _four_bits(parts) if four else _eight_bits(parts)
 
 
 def _eight_bits(parts: Parts) -> Matrix:

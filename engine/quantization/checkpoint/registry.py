@@ -28,6 +28,8 @@ FORMATS: dict[str, type[CheckpointFormat]] = {
         TorchAO,
     )
 }  # fmt: skip
+#: Of what a message repeats of a field.
+_MOST_SHOWN = 80
 #: Other names of the same layouts.
 _ALIASES = {
     "fbgemm_fp8": "fp8",
@@ -86,7 +88,8 @@ def find_format(quantization_config: Any) -> CheckpointFormat | None:
     if method in _REFUSED:
         raise fields.wrong("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
     known = ", ".join(sorted(FORMATS))
-    shown = repr(method) if method else "missing"
+    told = quantization_config.get("quant_method")
+    shown = "missing" if told is None else repr(told)[:_MOST_SHOWN]
     raise fields.wrong("quant_method", f"is {shown}; read are {known}")
 
 

@@ -235,3 +235,13 @@ def test_the_kernels_round_what_the_format_says_and_nothing_else(
     llm.core.reset_prefix_cache()
     alone = [llm.generate([p], GREEDY, use_tqdm=False)[0].outputs[0].token_ids for p in batch]
     assert together == alone
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.level == "read"])
+def test_what_is_read_is_off_by_no_more_than_its_new_form_loses(
+    name: str, pair: Pairs, compiler: None
+) -> None:
+    """Half a step of bfloat16, or what float16 loses of scales and minima."""
+    llm = LLM(str(pair(name).packed), **{**SMALL, "dtype": "bfloat16"})
+    errors = [report.error for report in llm.load_report() if "_proj" in report.layer]
+    assert max(errors) <= (2**-8 if FORMATS[name].rounding.inputs == "floats" else 2**-10)

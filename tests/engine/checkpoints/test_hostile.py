@@ -139,6 +139,7 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("fp8", "weight_scale", nan),
         ("fp8", "weight_scale", longer),
         ("block", "weight_scale", cut),
+        ("bnb", "weight.absmax", gone),
         ("bnb", "weight.nested_absmax", gone),
         ("bnb", "weight.quant_state.bitsandbytes__nf4", gone),
         ("bnb", "weight.quant_state.bitsandbytes__nf4", cut),
@@ -155,6 +156,7 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("hqq", "nbits", high),
         ("hqq", "nbits", empty),
         ("hqq", "shape", high),
+        ("bnb8", "SCB", gone),
         ("bnb8", "SCB", nan),
         ("bnb8", "SCB", cut),
         ("bnb8", "weight_format", empty),
@@ -353,6 +355,24 @@ def test_packed_weights_that_nothing_is_said_of(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelLoadError, match=r"F8_E4M3, and no quantization_config"):
         load(tmp_path)
+    for path in pairs("gptq").packed.glob("*.safetensors"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ModelLoadError, match=r"no '.*', but '.*': if that is quantised"):
+        load(tmp_path)
+
+
+def test_a_weight_of_a_kind_that_the_format_does_not_have(
+    pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    for path in pairs("fp8").packed.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / FILE)
+    tensors[f"{AT}.weight"] = tensors[f"{AT}.weight"].view(torch.uint8).long()
+    save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"is kept as int64, and nothing .* fp8") as caught:
+        load(tmp_path)
+    assert AT in caught.value.message
+    assert caught.value.param == "weight"
 
 
 # -- the setting ----------------------------------------------------------------------------------
