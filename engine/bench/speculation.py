@@ -128,6 +128,7 @@ def compare(
     return {
         "benchmark": "speculation",
         "method": (drafting.config.speculative_config or {}).get("method"),
+        "quantization": drafting.config.quantization,
         "text": kind,
         "streams": streams,
         "tok_s": [round(_tokens(side) / _sum(side, "seconds"), 1) for side in _sides(pairs)],
@@ -182,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", help="of both engines, as the setting")
     parser.add_argument("--method", default="ngram", help="as in speculative_config, or `off`")
     parser.add_argument("--draft", help="folder of the draft model, or of the heads")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
@@ -189,7 +191,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--max-tokens", type=int, default=64)
     args = parser.parse_args()
-    settings = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
+    settings: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
+    settings["quantization"] = args.quantization
     settings["enable_prefix_caching"] = False
     plain = LLM(**settings)
     wanted: dict[str, Any] = {"method": args.method}

@@ -239,7 +239,7 @@ class Drafter:
         machine that stood still.
         """
         new = min(new, self.costs.seconds(step.width))
-        return known + 0.1 * (new - known) if known else new
+        return known + 0.1 * (new - known)
 
     def _charge(
         self, pay: Callable[[str, float], None], seconds: float, rows: list[_Row], step: Step

@@ -260,12 +260,21 @@ class _Measured(_Counting):
         return drafts
 
 
+def _measured(really: float) -> tuple[Drafter, _Measured]:
+    """A drafter of such a model, whose time is all that goes by."""
+    model = _Measured(really)
+    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
+    made.clock = lambda: model.spent
+    return rich(made), model
+
+
 def _steps(made: Drafter, rows: list[Sequence], most: int) -> int:
     """How many there are before one with drafts."""
     for count in range(most):
         if made.propose(rows, 100):
             return count
-        made.note_step(StepPlan(1, [row.seq_id for row in rows], [1] * len(rows), []), 1.0)
+        seconds = 1.0 + made._looked + (made.model.seconds if made.model else 0.0)
+        made.note_step(StepPlan(1, [row.seq_id for row in rows], [1] * len(rows), []), seconds)
     return most
 
 
@@ -276,25 +285,22 @@ def _lasting(seq_id: int = 0) -> Sequence:
 
 
 def test_what_a_draft_model_takes_is_seen_though_it_was_measured_on_a_busy_machine() -> None:
-    model = _Measured(0.01)
-    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
-    know(rich(made).costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
+    made, model = _measured(0.01)
+    know(made.costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
     assert 400 < _steps(made, [_lasting()], 5000) < 3000
     assert 0.0 < model.spent < 0.2
 
 
 def test_a_draft_model_that_is_too_slow_is_asked_seldom() -> None:
-    model = _Measured(3.0)
-    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
-    know(rich(made).costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
+    made, model = _measured(3.0)
+    know(made.costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
     assert _steps(made, [_lasting()], 20_000) == 20_000
     assert 3.0 < model.spent < 0.005 * 20_000
 
 
 def test_in_a_full_batch_a_draft_model_is_not_asked_at_all() -> None:
-    model = _Measured(0.01)
-    made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
-    know(rich(made).costs, (1, 1.0), (64, 64.0))
+    made, model = _measured(0.01)
+    know(made.costs, (1, 1.0), (64, 64.0))
     assert _steps(made, [_lasting(seq_id) for seq_id in range(8)], 3000) == 3000
     assert model.spent == 0.0
 
