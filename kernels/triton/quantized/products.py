@@ -198,15 +198,15 @@ def halves(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.const
     as many instructions.
     """
     if ASSEMBLED and like == tl.bfloat16:
-        ASSEMBLY: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
+        TO_BF16: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
         low, high = tl.inline_asm_elementwise(
-            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
+            TO_BF16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=4,
         )  # fmt: skip
     elif ASSEMBLED and like == tl.float16:
-        ASSEMBLY: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
+        TO_F16: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
         low, high = tl.inline_asm_elementwise(
-            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
+            TO_F16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
