@@ -35,7 +35,7 @@ from engine.worker.cuda.setup import (
     device_forward,
     draft_settings,
 )
-from engine.worker.cuda.warm import warm_up_drafts, warm_up_kernels
+from engine.worker.cuda.warm import warm_up_heads, warm_up_kernels
 from engine.worker.interface import Runner
 from kernels import KernelSet
 from kernels.ablations import is_on
@@ -212,7 +212,7 @@ class CudaDevice(Device):
         taps: tuple[int, ...] = ()
         if parts.hidden is not None:
             taps = parts.hidden.taps
-            warm_up_drafts(parts.hidden, parts.token_budget)
+            warm_up_heads(parts.hidden, parts.token_budget)
         forward = device_forward(model, config, parts.token_budget, longest, groups, taps=taps)
         capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
         batch.decodes_first = is_on("split-batches")

@@ -56,7 +56,7 @@ def warm_up_kernels(
 
 
 @torch.inference_mode()
-def warm_up_drafts(keeper: HiddenKeeper, token_budget: int) -> None:
+def warm_up_heads(keeper: HiddenKeeper, token_budget: int) -> None:
     """Have heads draw for rows of every size by twos, for the same reason; nothing is kept."""
     for count in _by_twos(token_budget):
         keeper.rehearse(count)

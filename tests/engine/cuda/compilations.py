@@ -31,7 +31,7 @@ from engine.speculative.heads.load import load_layer_heads
 from engine.worker.batch import RunningBatch
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import stage
-from engine.worker.cuda.warm import _no_rows, warm_up_drafts, warm_up_kernels
+from engine.worker.cuda.warm import _no_rows, warm_up_heads, warm_up_kernels
 from engine.worker.head_memory import HeadMemory, LayerRounds
 from kernels.triton import TritonKernels
 from kernels.triton.compiler import specialisation
@@ -154,7 +154,7 @@ def main(folder: Path, quantization: str | None) -> None:
         model.use_lora_slots(slots)
         warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
         if (memory := heads_of(folder, model, ops)) is not None:
-            warm_up_drafts(memory, BUDGET)
+            warm_up_heads(memory, BUDGET)
         warm = set(seen)
         for number, sequences in enumerate(serving(drafts)):
             ids, context = batch(sequences)
