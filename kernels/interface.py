@@ -259,12 +259,22 @@ class KernelSet(LinearMaker):
         """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
 
     def route(
-        self, scores: Tensor, top_k: int, *, softmax_first: bool = True, renormalize: bool = True
+        self,
+        scores: Tensor,
+        top_k: int,
+        *,
+        softmax_first: bool = True,
+        renormalize: bool = True,
+        sigmoid: bool = False,
+        choice_bias: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
         scores [T, E]. Weights are a softmax over all experts, renormalised over the chosen or not,
-        or over the chosen alone (`softmax_first=False`).
+        or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or not.
+        `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
+        weights.
         """
         raise NotImplementedError(f"{self.name} kernels route no experts")
 

@@ -30,7 +30,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.executor.factory import in_process
 from kernels.bench import gpu as kernel_bench
-from kernels.bench.device_timing import GpuCeilings, measure_ceilings, median_seconds
+from kernels.bench.device_timing import GpuCeilings, graphed_seconds, measure_ceilings
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,7 +50,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
 }
 """Llama 3.1 8B."""
-GOALS = {"one stream": 0.85, "prefill": 0.60, "host share": 0.05, "sampling share": 0.05}
+GOALS = {"one stream": 0.90, "prefill": 0.75, "host share": 0.05, "sampling share": 0.05}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ def sampling_seconds(core: EngineCore, sizes: Sizes) -> float:
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:
-    """Median time of something, by events on a GPU."""
+    """Median time of something; on a GPU in a graph, so that nothing waits for the host."""
     if device == "cuda":
-        return median_seconds(run)
+        return graphed_seconds(run)
     run()
     times = []
     for _ in range(3):

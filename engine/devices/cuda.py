@@ -14,6 +14,7 @@ from torch import Tensor
 import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.speculative import HEADS
 from engine.devices.cpu import kernels_on
 from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
@@ -34,7 +35,7 @@ from engine.worker.cuda.setup import (
     device_forward,
     draft_settings,
 )
-from engine.worker.cuda.warm import warm_up_kernels
+from engine.worker.cuda.warm import warm_up_heads, warm_up_kernels
 from engine.worker.interface import Runner
 from kernels import KernelSet
 from kernels.ablations import is_on
@@ -53,8 +54,7 @@ class CudaDevice(Device):
     overlaps: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
-    #: Those that keep nothing in the KV cache.
-    heads: ClassVar[tuple[str, ...]] = ("medusa", "mlp_speculator")
+    heads: ClassVar[tuple[str, ...]] = HEADS
     keeps_adapters: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = True
     token_budget: ClassVar[int] = 8192
@@ -158,10 +158,13 @@ class CudaDevice(Device):
         def make_forward() -> DeviceForward | None:
             if need.loaded.pooler is not None:
                 return None
-            return device_forward(model, config, budget, longest, len(layout.groups))
+            groups = len(layout.groups)
+            return device_forward(model, config, budget, longest, groups, taps=need.taps)
 
-        meter = CudaMeter(self.torch_device)
-        return profile(model, config, budget, longest, need.dtype, layout, meter, make_forward)
+        meter, taps = CudaMeter(self.torch_device), need.taps
+        return profile(
+            model, config, budget, longest, need.dtype, layout, meter, make_forward, taps
+        )
 
     def _max_blocks(self, loaded: LoadedModel) -> int:
         """Blocks of a sequence of full length."""
@@ -206,7 +209,11 @@ class CudaDevice(Device):
             model, self.config, parts.token_budget, longest, groups, loaded.model.spec.vocab_size
         )
         config = self._settings(parts.is_draft, parts.token_budget)
-        forward = device_forward(model, config, parts.token_budget, longest, groups)
+        taps: tuple[int, ...] = ()
+        if parts.hidden is not None:
+            taps = parts.hidden.taps
+            warm_up_heads(parts.hidden, parts.token_budget)
+        forward = device_forward(model, config, parts.token_budget, longest, groups, taps=taps)
         capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
         batch.decodes_first = is_on("split-batches")
         return DeviceRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)

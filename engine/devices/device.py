@@ -50,6 +50,7 @@ class CacheNeed:
         blocks_per_sequence: that a sequence of full length takes.
         token_budget: of a step.
         draft: what its draft model asks for beside it; None: it has none.
+        taps: its layers whose inputs drafts read.
     """
 
     loaded: LoadedModel
@@ -59,6 +60,7 @@ class CacheNeed:
     blocks_per_sequence: int
     token_budget: int
     draft: CacheNeed | None = None
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

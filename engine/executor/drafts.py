@@ -94,6 +94,11 @@ class DeviceDrafts:
         """What the draft model's own cache asks for."""
         return None if self.of_model is None else self.of_model.need
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's layers whose inputs heads read."""
+        return () if self.of_heads is None else self.of_heads.taps
+
     def size_cache(self, num_blocks: int, block_bytes: int) -> None:
         """See `DraftExecutor.size_cache`."""
         if self.of_model is not None:

@@ -130,8 +130,18 @@ class HeadExecutor:
         heads = self._heads
         if not isinstance(heads, LayerHeads):
             return 0
-        states = -(-heads.width * torch.float32.itemsize // self._size)
+        states = -(-heads.width * self._kept.itemsize // self._size)
         return heads.layer.token_size * self._target.dtype.itemsize + states
+
+    @property
+    def _kept(self) -> torch.dtype:
+        """Of the states that a layer goes on from: what its activations are."""
+        return self._device.kernels.activation_dtype(self._target.dtype)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's layers whose inputs they read."""
+        return self._heads.taps if isinstance(self._heads, LayerHeads) else ()
 
     def check(self, layout: KVLayout) -> None:
         """Raise `ConfigError` where the model's cache keeps no token that a layer sees for good."""
@@ -157,7 +167,9 @@ class HeadExecutor:
         if isinstance(self._heads, LayerHeads):
             group, most = layout.windows.index(0), self._wanted.num_speculative_tokens
             dtype = self._target.dtype
-            self._hidden = HeadMemory(self._heads, batch, group, num_blocks, dtype, most)
+            self._hidden = HeadMemory(
+                self._heads, batch, group, num_blocks, dtype, most, ops.device, self._kept
+            )
         else:
             hidden = self._target.spec.hidden_size
             self._hidden = HiddenStates(self._heads, batch, hidden, ops.device)

@@ -341,6 +341,7 @@ class InProcessExecutor:
                 most,
                 token_budget,
                 self.drafts.need,
+                self.drafts.taps,
             )
         )
 

@@ -19,12 +19,8 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
-    """Whether the kernels run all experts at once: unquantised ones, of known activations, that are
-    chosen by a softmax.
-    """
-    moe = spec.moe
-    usual = moe is None or not (moe.sigmoid or moe.choice_bias or moe.scale != 1.0)
-    known = usual and spec.gated and spec.activation in FUSED_ACTIVATIONS
+    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+    known = spec.gated and spec.activation in FUSED_ACTIVATIONS
     return ops.fuses_experts and known and not quantized
 
 
@@ -57,6 +53,7 @@ class FusedExperts(MixtureOfExperts):
         moe: how many there are, and how tokens are sent to them.
         activation: one of `FUSED_ACTIVATIONS`.
         shared: the expert that every token goes through; `shared_gate` weighs it by its sigmoid.
+        choice_bias: float32 [experts], by which they are chosen beside their scores.
     """
 
     def __init__(
@@ -69,6 +66,7 @@ class FusedExperts(MixtureOfExperts):
         activation: str,
         shared: MlpWeights | None = None,
         shared_gate: LinearLayer | None = None,
+        choice_bias: Tensor | None = None,
     ) -> None:
         up, self._up_bias, down, self._down_bias = _stacked(
             experts, moe.num_experts, dtype, ops.device
@@ -77,7 +75,7 @@ class FusedExperts(MixtureOfExperts):
             raise ValueError("a mixture of no experts")
         self._up, self._down = up, down
         self._ops, self._router, self._moe = ops, router, moe
-        self._shared = shared
+        self._shared, self._choice_bias = shared, choice_bias
         self._act = gated_activation(ops, ActivationSpec(activation))
         self._shared_gate = shared_gate
         self._linears = {"router": router}
@@ -97,6 +95,7 @@ class FusedExperts(MixtureOfExperts):
             "gate_up_bias": self._up_bias,
             "down": self._down,
             "down_bias": self._down_bias,
+            "choice_bias": self._choice_bias,
         }
         found = {name: tensor for name, tensor in held.items() if tensor is not None}
         for name, layer in self._linears.items():
@@ -122,6 +121,9 @@ class FusedExperts(MixtureOfExperts):
             moe.top_k,
             softmax_first=moe.softmax_first,
             renormalize=moe.renormalize,
+            sigmoid=moe.sigmoid,
+            choice_bias=self._choice_bias,
+            scale=moe.scale,
         )
         out = self._ops.fused_experts(
             x,

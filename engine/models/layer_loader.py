@@ -329,10 +329,13 @@ class LayerLoader:
         shared = None if experts.shared is None else self._mlp(experts.shared)
         gate = None if experts.shared_gate is None else self.linear(experts.shared_gate)
         read = read_experts(self.weights, experts.layer, moe, spec.hidden_size)
+        bias = None
+        if moe.choice_bias:
+            bias = self.vector(experts.layer + moe.choice_bias, moe.num_experts)
         small = self.scheme.layers is not None or self._keeps_experts(experts.layer, moe)
         if fuses_experts(self.ops, spec, small):
             fused = FusedExperts(
-                self.ops, router, read, moe, self.dtype, spec.activation, shared, gate
+                self.ops, router, read, moe, self.dtype, spec.activation, shared, gate, bias
             )
             self.weights.release()
             return fused
@@ -348,9 +351,7 @@ class LayerLoader:
             softmax_first=moe.softmax_first,
             renormalize=moe.renormalize,
             sigmoid=moe.sigmoid,
-            choice_bias=self.vector(experts.layer + moe.choice_bias, moe.num_experts)
-            if moe.choice_bias
-            else None,
+            choice_bias=bias,
             scale=moe.scale,
             activation=ActivationSpec(
                 spec.activation, spec.activation_limit, spec.activation_alpha

@@ -63,6 +63,25 @@ class Taps:
         return torch.cat(self._taken, dim=-1)
 
 
+class TappedForward:
+    """A model's pass over a step's tokens, in one tensor [T, (1 + layers) * hidden]: the hidden
+    states of all tokens, and beside them what the taps took.
+
+    For devices that record the pass in graphs, whose result is one tensor.
+    """
+
+    def __init__(self, model: NativeDecoder, layers: tuple[int, ...]) -> None:
+        self._model, self._taps = model, Taps(model, layers)
+
+    def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """See `NativeDecoder.forward`; all tokens are wanted."""
+        self._taps.clear()
+        hidden = self._model.forward(token_ids, context, self._taps)
+        both = torch.cat((hidden, self._taps.states()), dim=-1)
+        self._taps.clear()  # what a graph's memory holds goes back to it
+        return both
+
+
 def _stretches(model: NativeDecoder, layers: tuple[int, ...]) -> list[tuple[int, CompiledDecoder]]:
     """The first layer of each stretch between taps, and the stretch; none where layers run one by
     one. What a stretch gives but the last, the norm that the next begins with, nobody reads.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.models.context import AttentionContext
+from engine.sampling.transfer import to_device
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.heads.layer_heads import LayerHeads
 from engine.worker.batch import RunningBatch, StepInputs
@@ -42,16 +43,21 @@ class HeadMemory:
         num_blocks: int,
         dtype: torch.dtype,
         most: int,
+        device: torch.device,
+        kept: torch.dtype = torch.float32,
     ) -> None:
-        """`group`: whose block tables, of full attention; `most`: drafts of a sequence."""
+        """`group`: whose block tables, of full attention; `most`: drafts of a sequence; `device`:
+        of the heads, which compute in `kept`, while keys and values are in `dtype`.
+        """
         self.heads, self.taps = heads, heads.taps
         self._batch, self._tables = batch, batch.block_tables[group]
         self.block_size = size = batch.block_size
         rows = len(batch.tokens)
         self.num_blocks, self.own_blocks = num_blocks, -(-(2 * size - 2 + most) // size)
         heads.layer.allocate(num_blocks + rows // 2 * self.own_blocks, size, dtype)
-        self._ends = torch.zeros((num_blocks, heads.width))
-        self._states = torch.zeros((rows, heads.width))
+        self._device = device
+        self._ends = torch.zeros((num_blocks, heads.width), dtype=kept, device=device)
+        self._states = torch.zeros((rows, heads.width), dtype=kept, device=device)
         #: Row -> (sequence, tokens up to its state).
         self._of: dict[int, tuple[int, int]] = {}
         #: (tokens, the states before them, positions, slots), in the steps' order.
@@ -109,34 +115,57 @@ class HeadMemory:
         if not len(held):
             return
         owner, positions = owner[held], positions[held]
-        states = self.heads.states(hidden)[torch.from_numpy(held)]
+        states = self.heads.states(hidden)[self.there(held)]
         blocks = self._tables[owner, positions // size].astype(np.int64)
         # First: a sequence may begin behind a block that another one computes in the same step.
         full = np.flatnonzero((positions + 1) % size == 0)
-        self._ends[torch.from_numpy(blocks[full])] = states[torch.from_numpy(full)]
+        if len(full):
+            self._ends[self.there(blocks[full])] = states[self.there(full)]
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
+        lasts = np.append(starts[1:], len(owner)) - 1
         seq_of = {batch.row_of[seq_id]: seq_id for seq_id in plan.seq_ids}
         before = states.roll(1, 0)
-        for at in starts.tolist():
-            row, position = int(owner[at]), int(positions[at])
-            before[at] = self._before(row, seq_of[row], position)
-        lasts = np.append(starts[1:], len(owner)) - 1
+        self._put_befores(before, starts, owner, positions, seq_of)
+        self._states[self.there(owner[lasts])] = states[self.there(lasts)]
         for at in lasts.tolist():
             row = int(owner[at])
-            self._states[row] = states[at]
             self._of[row] = seq_of[row], int(positions[at]) + 1
         self._put_off(owner, positions, blocks * size + positions % size, before)
 
-    def _before(self, row: int, seq_id: int, position: int) -> Tensor:
-        """The state of the token before a position, at which a step began to compute."""
-        if position == 0:
-            return torch.zeros(self.heads.width)
-        if self._of.get(row) == (seq_id, position):
-            return self._states[row]
-        block, place = divmod(position - 1, self.block_size)
-        if place != self.block_size - 1:
-            raise RuntimeError(f"The heads know no state before position {position}.")
-        return self._ends[int(self._tables[row, block])]
+    def _put_befores(
+        self,
+        before: Tensor,
+        starts: np.ndarray,
+        owner: np.ndarray,
+        positions: np.ndarray,
+        seq_of: dict[int, int],
+    ) -> None:
+        """Write to `before` the states of the tokens before the rows' first ones of a step, which
+        are at `starts`: a row goes on where it was, or behind a block; place 0 has none before it.
+        """
+        first: list[int] = []
+        going_on: list[tuple[int, int]] = []
+        behind: list[tuple[int, int]] = []
+        for at in starts.tolist():
+            row, position = int(owner[at]), int(positions[at])
+            if position == 0:
+                first.append(at)
+            elif self._of.get(row) == (seq_of[row], position):
+                going_on.append((at, row))
+            elif position % self.block_size == 0:
+                behind.append((at, int(self._tables[row, position // self.block_size - 1])))
+            else:
+                raise RuntimeError(f"The heads know no state before position {position}.")
+        if first:
+            before[self.there(np.array(first))] = 0.0
+        for places, known in ((going_on, self._states), (behind, self._ends)):
+            if places:
+                to, which = (self.there(np.array(part)) for part in zip(*places, strict=True))
+                before[to] = known[which]
+
+    def there(self, array: np.ndarray) -> Tensor:
+        """A vector of the host on the heads' device."""
+        return to_device(torch.from_numpy(array), self._device)
 
     def _put_off(
         self, owner: np.ndarray, positions: np.ndarray, slots: np.ndarray, before: Tensor
@@ -162,9 +191,9 @@ class HeadMemory:
         newest = newest[positions[newest] > 0]
         if not len(newest):
             return
-        before = torch.cat([part[1] for part in parts])[torch.from_numpy(newest)]
-        x, _ = self.heads.mixed(torch.from_numpy(tokens[newest]), before)
-        places = torch.from_numpy(positions[newest] - 1), torch.from_numpy(slots[newest])
+        before = torch.cat([part[1] for part in parts])[self.there(newest)]
+        x, _ = self.heads.mixed(self.there(tokens[newest]), before)
+        places = self.there(positions[newest] - 1), self.there(slots[newest])
         self.heads.layer.write(x, *places)
 
     # -- drafts -------------------------------------------------------------------------------
@@ -183,7 +212,22 @@ class HeadMemory:
         self.catch_up()
         computed = self._batch.num_tokens[rows] - 1
         tables = self._tables[rows, : -(-int(computed.max()) // self.block_size)]
-        return LayerRounds(self, tables, computed, self._states[rows])
+        return LayerRounds(self, tables, computed, self._states[self.there(np.array(rows))])
+
+    def rehearse(self, count: int) -> None:
+        """See `HiddenKeeper`; places before the first are written nowhere."""
+        heads = self.heads
+        nowhere = self.there(np.full(count, -1))
+        tokens = positions = torch.zeros_like(nowhere)
+        states = heads.states(self._states.new_zeros((count, heads.columns)))
+        x, residual = heads.mixed(tokens, states)
+        heads.layer.write(x, positions, nowhere)
+        if count <= len(self._states):
+            tables = self.there(np.zeros((count, self.own_blocks), dtype=np.int32))
+            starts = self.there(np.arange(count + 1, dtype=np.int32))
+            lengths = torch.ones_like(starts[:count])
+            step = AttentionContext(positions, nowhere, tables, lengths, starts)
+            heads.logits(heads.layer(x, residual, step))
 
 
 class LayerRounds:
@@ -204,34 +248,38 @@ class LayerRounds:
         count, own = len(computed), memory.own_blocks
         full = computed // size
         ahead = np.maximum(full - 1, 0)
-        self._tables = np.zeros((count, int(ahead.max()) + own), dtype=np.int32)
+        seen = np.zeros((count, int(ahead.max()) + own), dtype=np.int32)
         source: list[np.ndarray] = []
         target: list[np.ndarray] = []
-        self._next = np.zeros(count, dtype=np.int64)
+        following = np.zeros(count, dtype=np.int64)
         for at in range(count):
             first = memory.num_blocks + at * own
-            self._tables[at, : ahead[at]] = tables[at, 1 : full[at]]
-            self._tables[at, ahead[at] : ahead[at] + own] = np.arange(first, first + own)
+            seen[at, : ahead[at]] = tables[at, 1 : full[at]]
+            seen[at, ahead[at] : ahead[at] + own] = np.arange(first, first + own)
             loose = np.arange(1, min(size, computed[at]))
             loose = np.append(loose, np.arange(max(1, full[at]) * size, computed[at]))
             source.append(tables[at, loose // size].astype(np.int64) * size + loose % size)
             target.append(first * size + np.arange(len(loose)))
-            self._next[at] = first * size + len(loose)
+            following[at] = first * size + len(loose)
         if sum(map(len, source)):
-            places = [torch.from_numpy(np.concatenate(each)) for each in (source, target)]
-            taken, put = ((each // size, each % size) for each in places)
-            self._heads.layer.copy(taken, put)
-        self._positions, self._lengths, self._states = computed - 1, computed, states
+            taken, put = (memory.there(np.concatenate(each)) for each in (source, target))
+            self._heads.layer.copy((taken // size, taken % size), (put // size, put % size))
+        self._there = memory.there
+        #: Of the next draft of each row; all on the heads' device, where they are counted up.
+        self._positions, self._next = memory.there(computed - 1), memory.there(following)
+        self._lengths, self._tables = memory.there(computed.astype(np.int32)), memory.there(seen)
+        self._starts = memory.there(np.arange(count + 1, dtype=np.int32))
+        self._states = states
 
     def logits(self, tokens: Tensor) -> Tensor:
         """See `Rounds`."""
         x, residual = self._heads.mixed(tokens, self._states)
         step = AttentionContext(
-            positions=torch.from_numpy(self._positions),
-            slot_mapping=torch.from_numpy(self._next),
-            block_tables=torch.from_numpy(self._tables),
-            seq_lens=torch.from_numpy(self._lengths.astype(np.int32)),
-            query_start_loc=torch.arange(len(x) + 1, dtype=torch.int32),
+            positions=self._positions,
+            slot_mapping=self._next,
+            block_tables=self._tables,
+            seq_lens=self._lengths,
+            query_start_loc=self._starts[: len(x) + 1],
         )
         self._states = self._heads.layer(x, residual, step)
         self._positions, self._next = self._positions + 1, self._next + 1
@@ -240,6 +288,7 @@ class LayerRounds:
 
     def keep(self, rows: list[int]) -> None:
         """See `Rounds`."""
-        self._positions, self._next = self._positions[rows], self._next[rows]
-        self._lengths, self._tables = self._lengths[rows], self._tables[rows]
-        self._states = self._states[rows]
+        kept = self._there(np.array(rows))
+        self._positions, self._next = self._positions[kept], self._next[kept]
+        self._lengths, self._tables = self._lengths[kept], self._tables[kept]
+        self._states = self._states[kept]

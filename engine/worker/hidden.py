@@ -50,6 +50,11 @@ class HiddenKeeper(Protocol):
     def rounds(self, rows: list[int]) -> Rounds:
         """Let the heads go on from these rows."""
 
+    def rehearse(self, count: int) -> None:
+        """Compute what so many tokens ask of the heads, and a round of as many rows where there can
+        be one; nothing is kept.
+        """
+
 
 class HiddenStates:
     """The last hidden state of verified positions, a row of the batch each.
@@ -119,3 +124,10 @@ class HiddenStates:
     def rounds(self, rows: list[int]) -> Rounds:
         """See `HiddenKeeper`."""
         return HeadRounds(self._heads, self._states[rows])
+
+    def rehearse(self, count: int) -> None:
+        """See `HiddenKeeper`."""
+        if count <= len(self._states):
+            states = torch.zeros_like(self._states[:count])
+            tokens = torch.zeros(count, dtype=torch.int64, device=states.device)
+            HeadRounds(self._heads, states).logits(tokens)

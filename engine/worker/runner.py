@@ -14,6 +14,7 @@ from engine.models.interface import EngineModel
 from engine.models.taps import Taps
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.sampler import Sampler
+from engine.sampling.transfer import to_device
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
 from engine.worker.collect import collect, masked_rows
@@ -49,9 +50,11 @@ class ModelRunner:
         self._decodes = decodes
         self._masks = masks or GrammarInbox()
         self._hidden = hidden
-        taps = () if hidden is None else hidden.taps
-        self._taps = Taps(cast(NativeDecoder, model), taps) if taps else None
+        self._taps = self._make_taps(() if hidden is None else hidden.taps)
         self._keep = getattr(model, "keep", None) if model.stateful else None
+
+    def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
+        return Taps(cast(NativeDecoder, self.model), layers) if layers else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
@@ -104,14 +107,22 @@ class ModelRunner:
             hidden = self.forward(tokens, context)
             return hidden, hidden
         wanted, context.logits_rows = context.logits_rows, None
-        if self._taps is not None:
-            self._taps.clear()
-            hidden = cast(NativeDecoder, self.model).forward(tokens, context, self._taps)
-            kept = self._taps.states()
+        if keeper.taps:
+            hidden, kept = self._tapped(tokens, context)
         else:
             hidden = kept = self.forward(tokens, context)
         context.logits_rows = wanted
-        return hidden if wanted is None else hidden[wanted], kept
+        return hidden if wanted is None else hidden[to_device(wanted, hidden.device)], kept
+
+    def _tapped(
+        self, tokens: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states of all tokens, and what the keeper's taps took."""
+        model, taps = cast(NativeDecoder, self.model), self._taps
+        if taps is None:
+            raise RuntimeError("Nobody has asked for states between layers.")
+        taps.clear()
+        return model.forward(tokens, context, taps), taps.states()
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """What makes the logits of some of the step's hidden states."""

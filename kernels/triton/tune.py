@@ -22,7 +22,7 @@ import torch
 import triton
 
 from kernels.attention.args import AttentionArgs
-from kernels.bench.device_timing import median_seconds
+from kernels.bench.device_timing import graphed_seconds
 from kernels.bench.gpu_case import compare
 from kernels.bench.gpu_cases import paged_batch
 from kernels.triton.attention import paged_attention
@@ -115,8 +115,8 @@ def best_tile(phase: str, size: int, tiles: Sequence[Tile], device: torch.device
                 compare(paged_attention(AttentionArgs(*batch, size**-0.5)), expected, 1e-2)
             except triton.runtime.errors.OutOfResources:
                 continue
-            seconds = median_seconds(
-                lambda: paged_attention(AttentionArgs(*batch, size**-0.5)), 10, device=device.type
+            seconds = graphed_seconds(
+                lambda: paged_attention(AttentionArgs(*batch, size**-0.5)), device.type
             )
         found.append((seconds, tile))
         print(f"  {phase} {size} {tile}: {seconds * 1e6:.1f} us", flush=True)

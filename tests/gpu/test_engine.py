@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from engine import LLM, LoRARequest, SamplingParams
 from tests.engine.lora.adapters import write_adapter
 from tests.engine.models import Oracle, make_model
+from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
+from tests.engine.speculative.free import make_drafts_free
+from tests.engine.speculative.head_folders import medusa_parts, write
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 FEW_SIZES = [1, 4, 24, 64]
@@ -162,6 +165,20 @@ def test_drafts_of_a_model_change_no_token(folder, expected):
     """Its own draft: what it draws holds nearly always."""
     drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 4}
     assert run(folder, async_scheduling=False, speculative_config=drafts) == expected
+
+
+HEADS = {"medusa": medusa_parts, "eagle": eagle_parts, "eagle3": eagle3_parts}
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("method", HEADS)
+def test_drafts_of_heads_change_no_token(method, mode, folder, expected, tmp_path, monkeypatch):
+    """Random ones, which are mostly wrong; with EAGLE-3 states between layers leave the graphs."""
+    make_drafts_free(monkeypatch)
+    heads = write(tmp_path, *HEADS[method]())
+    drafts = {"method": method, "model": str(heads), "num_speculative_tokens": 3}
+    said = run(folder, async_scheduling=False, speculative_config=drafts, cudagraph_mode=mode)
+    assert said == expected
 
 
 def test_blocks_fill_the_memory_that_is_left(folder):

@@ -30,7 +30,7 @@ class Eagle(LayerHeads):
         if f"{at}input_layernorm.weight" in weights:
             raise source.wrong(f"{at}input_layernorm.weight is there: EAGLE's layer has none")
         fusion = source.prefix("fc", "fusion_fc")
-        self.width = spec.hidden_size
+        self.width = self.columns = spec.hidden_size
         self._fusion = source.stacked([(fusion, self.width)], 2 * self.width)
         self.layer = HeadLayer(source, spec, at, self.width, target.max_model_len)
         # Checkpoints that have these too have copies of the model's.
@@ -44,7 +44,7 @@ class Eagle(LayerHeads):
 
     def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
-        embedded = self._model.embedding.rows(tokens)
+        embedded = self._model.embedding.rows(tokens).to(states.dtype)
         x = self._fusion(torch.cat((embedded, states), dim=-1))
         return x, x
 

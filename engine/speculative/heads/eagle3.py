@@ -30,8 +30,8 @@ class Eagle3(LayerHeads):
         self._eps = spec.norm_eps
         self.taps = tapped_layers(source, target.model.spec.num_layers)
         fusion, at = source.prefix("fc."), source.prefix("midlayer.", "layers.0.")
-        states = len(self.taps) * source.hidden_size
-        self._fusion = source.stacked([(fusion.removesuffix("."), width)], states)
+        self.columns = len(self.taps) * source.hidden_size
+        self._fusion = source.stacked([(fusion.removesuffix("."), width)], self.columns)
         self.layer = HeadLayer(source, spec, at, 2 * width, target.max_model_len)
         self._token_norm = source.vector(f"{at}input_layernorm.weight", width)
         self._state_norm = source.vector(f"{at}hidden_norm.weight", width)
@@ -40,6 +40,7 @@ class Eagle3(LayerHeads):
         self._adds_normed = source.flag("norm_before_residual", default=usual)
         self._scale = source.positive("logit_scale", 1.0)
         self._tokens = _draft_tokens(source)
+        self._tokens = self._tokens.to(source.ops.device)
         self._vocab_size, count = source.vocab_size, len(self._tokens)
         self._head = source.linear("lm_head.weight", count, width)
         self._embedding = target.model.embedding
@@ -57,16 +58,16 @@ class Eagle3(LayerHeads):
     def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         states = states.contiguous()
-        embedded = self._ops.rms_norm(self._embedding.rows(tokens), self._token_norm, self._eps)
+        embedded = self._embedding.rows(tokens).to(states.dtype)
+        embedded = self._ops.rms_norm(embedded, self._token_norm, self._eps)
         normed = self._ops.rms_norm(states, self._state_norm, self._eps)
         return torch.cat((embedded, normed), dim=-1), normed if self._adds_normed else states
 
     def logits(self, states: Tensor) -> Tensor:
         """See the base."""
         found = self._head(self._ops.rms_norm(states, self._norm, self._eps)).float() * self._scale
-        spread = torch.full((len(found), self._vocab_size), -torch.inf)
-        spread[:, self._tokens] = found
-        return spread
+        spread = found.new_full((len(found), self._vocab_size), -torch.inf)
+        return spread.index_copy_(1, self._tokens, found)
 
 
 def tapped_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:

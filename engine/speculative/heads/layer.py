@@ -81,12 +81,14 @@ class HeadLayer(PagedLayer):
         )
         self._activation = gated_activation(self._ops, ActivationSpec(spec.activation))
         rope = spec.rope
-        self._cos_sin = None if rope is None else cos_sin_table(rope, max_model_len)
+        self._cos_sin = None
+        if rope is not None:
+            self._cos_sin = cos_sin_table(rope, max_model_len).to(source.ops.device)
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
         """See the base."""
         k, v = self._keys_values(x)
-        self._write(torch.empty(k.shape), k, v, positions, slots)
+        self._write(torch.empty(k.shape, dtype=k.dtype, device=k.device), k, v, positions, slots)
 
     def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
         """See the base."""

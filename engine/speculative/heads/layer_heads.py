@@ -40,19 +40,20 @@ class LayerHeads(ABC):
         most: drafts of a sequence.
         nbytes: of the weights.
         taps: the model's layers whose inputs are its states; (): those after the final norm.
-        width: of an entry's state.
+        columns: of the model's states that it reads; width: of an entry's.
         layer: with the KV cache.
     """
 
     most = 64
     nbytes: int
     taps: tuple[int, ...] = ()
+    columns: int
     width: int
     layer: PagedLayer
 
     @abstractmethod
     def states(self, hidden: Tensor) -> Tensor:
-        """[n, width] of the model's states, float32 [n, any]."""
+        """[n, width] of the model's states, [n, any]; both as activations are."""
 
     @abstractmethod
     def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -115,7 +115,7 @@ class Mtp(LayerHeads):
                 f"config.json's {COUNT} is {count_of(source.config)}, but the checkpoint has no "
                 f"'{at}eh_proj.weight': its layers for drafts were left out"
             )
-        width = self.width = spec.hidden_size
+        width = self.width = self.columns = spec.hidden_size
 
         def norm(name: str) -> Callable[[Tensor], Tensor]:
             weights = loader.norm(NormDescription(at + name, width))
@@ -146,7 +146,7 @@ class Mtp(LayerHeads):
 
     def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
-        embedded = self._token_norm(self._embedding.rows(tokens))
+        embedded = self._token_norm(self._embedding.rows(tokens).to(states.dtype))
         residual = self._fusion(torch.cat((embedded, self._state_norm(states)), dim=-1))
         return self._input_norm(residual), residual
 

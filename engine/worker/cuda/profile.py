@@ -15,7 +15,7 @@ from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import DeviceMemory, Meter, graph_bytes
-from engine.worker.cuda.setup import DeviceModel, slots_of
+from engine.worker.cuda.setup import DeviceModel, slots_of, tapped
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +34,21 @@ def profile(
     layout: KVLayout,
     meter: Meter,
     make_forward: Callable[[], DeviceForward | None],
+    taps: tuple[int, ...] = (),
 ) -> DeviceMemory:
     """Run steps of full size on a cache of one block a group, and see what they took.
 
     Args:
         max_blocks: of a sequence of full length: decode kernels need more room for long tables.
         make_forward: the model's forward pass, its graphs still to be captured; None: eager.
+        taps: layers whose inputs drafts read.
     """
-    groups = len(layout.groups)
+    groups, run, size = len(layout.groups), tapped(model, taps), model.spec.hidden_size
     model.allocate_kv(groups, config.block_size, dtype, layout)
     meter.begin()
     for token_ids, batch, reqs in _full_steps(model, config, token_budget, max_blocks, groups):
-        hidden = model.forward(token_ids, batch)
-        logits = model.logits(hidden[:reqs])
+        hidden = run(token_ids, batch)
+        logits = model.logits(hidden[:reqs, :size])
         copies = [torch.empty_like(logits) for _ in range(SAMPLING_COPIES)]
         del hidden, logits, copies
     peak = meter.peak()

@@ -14,6 +14,7 @@ from engine.models.adapters import StepAdapters
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
+from engine.models.taps import Taps
 from engine.sampling.sampler import Choice, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
@@ -144,6 +145,17 @@ class DeviceRunner(ModelRunner):
         lengths = ends - self.batch.num_prompt[rows]
         fields = {name: getattr(inputs, name) for name in StepInputs.__dataclass_fields__}
         return DeviceInputs(**fields, source=source, lengths=lengths)
+
+    def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
+        """None: the forward pass has its own, see `TappedForward`."""
+        return None
+
+    def _tapped(
+        self, tokens: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ModelRunner._tapped`; views of what the step's graph writes."""
+        both, size = self.forward(tokens, context), self.model.spec.hidden_size
+        return both[:, :size], both[:, size:]
 
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
         """See `ModelRunner.run`."""

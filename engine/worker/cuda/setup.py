@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative import SpeculativeConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
+from engine.models.taps import TappedForward
 from engine.worker.cuda.dispatcher import Dispatcher, capture_sizes
-from engine.worker.cuda.forward import DeviceForward
+from engine.worker.cuda.forward import DeviceForward, Run
 from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder, Recorder
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import Meter
@@ -81,6 +82,11 @@ def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
     )
 
 
+def tapped(model: DeviceModel, taps: tuple[int, ...]) -> Run:
+    """The model's forward pass, with what drafts read of these layers beside it."""
+    return TappedForward(cast(NativeDecoder, model), taps) if taps else model.forward
+
+
 def device_forward(
     model: DeviceModel,
     config: EngineConfig,
@@ -88,9 +94,13 @@ def device_forward(
     max_blocks: int,
     groups: int,
     make_recorder: Callable[[], Recorder] = CudaRecorder,
+    taps: tuple[int, ...] = (),
 ) -> DeviceForward:
-    """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured."""
-    device = model.ops.device
+    """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured.
+
+    With `taps`, layers, it is a `TappedForward`.
+    """
+    device, run = model.ops.device, tapped(model, taps)
     mode = graph_mode(model, config)
     # What was put there for an earlier runner, before the model slept, is replaced.
     breaks = vars(model.ops).get("paged_attention", model.ops.paged_attention)
@@ -100,7 +110,7 @@ def device_forward(
     # `with_backend` made the set a copy of this model's own.
     vars(model.ops)["paged_attention"] = breaks
     if eager:
-        return DeviceForward(model.forward, device, breaks=breaks, slots=slots)
+        return DeviceForward(run, device, breaks=breaks, slots=slots)
     wanted = config.cudagraph_capture_sizes
     length = query_len(config)
     sizes = capture_sizes(config.max_num_seqs, token_budget, length, wanted)
@@ -110,7 +120,7 @@ def device_forward(
             param="cudagraph_capture_sizes",
         )
     return DeviceForward(
-        model.forward,
+        run,
         device,
         Dispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
         StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),

@@ -14,6 +14,7 @@ from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.setup import DeviceModel, query_len, slots_of
 from engine.worker.cuda.staging import send
+from engine.worker.hidden import HiddenKeeper
 from kernels import KernelSet
 from kernels.logits import LogitEdits, PenalisedRows, TokenTable
 from kernels.lora_slots import LoraRows, LoraSlots
@@ -52,6 +53,13 @@ def warm_up_kernels(
         for rows in {1, most}:
             some = hidden.new_zeros((rows, hidden.shape[1]))
             model.logits(some, DeviceHeads(rows=_no_rows(slots, rows, some.device)))
+
+
+@torch.inference_mode()
+def warm_up_heads(keeper: HiddenKeeper, token_budget: int) -> None:
+    """Have heads draw for rows of every size by twos, for the same reason; nothing is kept."""
+    for count in _by_twos(token_budget):
+        keeper.rehearse(count)
 
 
 def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraRows:

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import describe
+from kernels.checks import check_vector, describe
+from kernels.experts import LEAST
 from kernels.triton.launch import launch
 
 MOST_EXPERTS = 1024
@@ -18,15 +19,23 @@ def route_kernel(
     weights,
     ids,
     scores,
+    bias,
     stride,
+    scale,
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
     PLACES: tl.constexpr,
     SOFTMAX_FIRST: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr,
+    LEAST: tl.constexpr,
 ):
-    """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards."""
+    """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards.
+
+    With SIGMOID a score's is its weight. A bias has its say in the choice alone.
+    """
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
     score = tl.load(
@@ -35,7 +44,16 @@ def route_kernel(
     top = tl.max(score, 0)
     shares = tl.exp(score - top)
     total = tl.sum(shares, 0)
+    # What a chosen expert weighs as it is, or stands for the power of.
+    AS_IT_IS: tl.constexpr = SIGMOID or (BIASED and SOFTMAX_FIRST)
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-score))
+    elif AS_IT_IS:
+        score = shares / total
     left = score
+    if BIASED:
+        left += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+    left = tl.where(expert < EXPERTS, left, float("-inf"))
     places = tl.arange(0, PLACES)
     found = tl.zeros((PLACES,), tl.int32)
     parts = tl.zeros((PLACES,), tl.float32)
@@ -45,34 +63,55 @@ def route_kernel(
         # Of scores that are no numbers none is the best: even then ids name experts that are there.
         index = tl.minimum(index, EXPERTS - 1)
         found = tl.where(places == place, index, found)
-        parts = tl.where(places == place, tl.exp(best - top), parts)
+        if BIASED:
+            best = tl.sum(tl.where(expert == index, score, 0.0), 0)
+        if not AS_IT_IS:
+            best = tl.exp(best - top)
+        parts = tl.where(places == place, best, parts)
         left = tl.where(expert == index, float("-inf"), left)
     # Softmax over the chosen alone is what renormalising a softmax over all comes to.
-    divisor = total if SOFTMAX_FIRST and not RENORMALIZE else tl.sum(parts, 0)
+    if AS_IT_IS:
+        # Sigmoids may all be nothing.
+        divisor = tl.sum(parts, 0) + LEAST if RENORMALIZE else 1.0
+    else:
+        divisor = total if SOFTMAX_FIRST and not RENORMALIZE else tl.sum(parts, 0)
     to = token * TOP_K + places
     tl.store(ids + to, found, mask=places < TOP_K)
-    tl.store(weights + to, parts / divisor, mask=places < TOP_K)
+    tl.store(weights + to, parts / divisor * scale, mask=places < TOP_K)
 
 
 def route(
-    scores: Tensor, top_k: int, *, softmax_first: bool = True, renormalize: bool = True
+    scores: Tensor,
+    top_k: int,
+    *,
+    softmax_first: bool = True,
+    renormalize: bool = True,
+    sigmoid: bool = False,
+    choice_bias: Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
     scores [T, E], E at most 1024. Weights are a softmax over all experts, renormalised over the
-    chosen or not, or over the chosen alone (`softmax_first=False`).
+    chosen or not, or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or
+    not. `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
+    weights.
     """
     tokens, experts = scores.shape
     if not 1 <= top_k <= experts <= MOST_EXPERTS:
         raise ValueError(f"the best {top_k} of {describe(scores)}: at most {MOST_EXPERTS} experts")
+    if choice_bias is not None:
+        check_vector("choice_bias", choice_bias, experts, torch.float32)
     if scores.stride(1) != 1:
         scores = scores.contiguous()
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=scores.device)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=scores.device)
     launch(
-        route_kernel, (tokens,), weights, ids, scores, scores.stride(0), EXPERTS=experts,
+        route_kernel, (tokens,), weights, ids, scores, choice_bias, scores.stride(0), scale,
+        EXPERTS=experts,
         PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
         PLACES=triton.next_power_of_2(top_k), SOFTMAX_FIRST=softmax_first,
-        RENORMALIZE=renormalize, num_warps=1,
+        RENORMALIZE=renormalize, SIGMOID=sigmoid, BIASED=choice_bias is not None, LEAST=LEAST,
+        num_warps=1,
     )  # fmt: skip
     return weights, ids

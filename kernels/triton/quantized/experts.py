@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -72,7 +72,11 @@ class GroupedExperts(MixtureOfExperts):
         """Raises ValueError for what doesn't fit together; see `stackable`."""
         check_experts(experts)
         self._router, self._top_k = experts.router, experts.top_k
-        self._softmax_first, self._renormalize = experts.softmax_first, experts.renormalize
+        self._choice: dict[str, Any] = {
+            "softmax_first": experts.softmax_first, "renormalize": experts.renormalize,
+            "sigmoid": experts.sigmoid, "scale": experts.scale,
+        }  # fmt: skip
+        self._choice_bias = experts.choice_bias
         self._shared_up, self._shared_down = experts.shared_gate_up, experts.shared_down
         self._shared_gate = experts.shared_gate
         self._act, self._tile = gated_activation(ops, experts.activation), tile
@@ -98,9 +102,8 @@ class GroupedExperts(MixtureOfExperts):
     def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
         tokens, top_k, every = len(x), self._top_k, AllRows(lora)
         weights, ids = route(
-            every("router", self._router, x), top_k, softmax_first=self._softmax_first,
-            renormalize=self._renormalize,
-        )  # fmt: skip
+            every("router", self._router, x), top_k, choice_bias=self._choice_bias, **self._choice
+        )
         groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
         both = self._up(x, Sorted(groups, top_k, None), x.dtype)
         if lora is None:
@@ -131,22 +134,20 @@ class GroupedExperts(MixtureOfExperts):
             "shared.gate_up": self._shared_up, "shared.down": self._shared_down,
             "shared.gate": self._shared_gate,
         }  # fmt: skip
-        return {
+        found = {
             f"{name}.{part}": tensor
             for name, layer in layers.items()
             if layer is not None
             for part, tensor in layer.tensors().items()
         }
+        bias = self._choice_bias
+        return found if bias is None else {**found, "choice_bias": bias}
 
 
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
-    """The experts in grouped products; None where they aren't of one format in few bits, or are
-    chosen in ways that `route` doesn't do.
-    """
-    if experts.sigmoid or experts.choice_bias is not None or experts.scale != 1.0:
-        return None
+    """The experts in grouped products; None where they aren't of one format in few bits."""
     if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):

@@ -300,8 +300,8 @@ class Fp8Linear(QuantisedLinear):
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
         """Sums of a group lie beside those of all: on 10.0 they don't fit the registers."""
-        one = target is not None and self.group and tile.columns == 128
-        if one and target.capability >= 100:
+        crowded = target is not None and target.capability >= 100
+        if crowded and self.group and tile.columns == 128:
             tile = replace(tile, columns=64)
         return super()._fitted(tile, rows, target)
 

@@ -51,9 +51,18 @@ def put_product(
 
 
 @triton.jit
-def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr):
-    """A group's scales for some columns, of [groups, COLUMNS]: the last one's beyond it, and 0 for
-    columns that aren't there."""
+def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
+    """A group's scales for some columns, of [groups, COLUMNS]; 0 for what isn't there."""
+    return tl.load(
+        scales + group * COLUMNS + column, mask=(column < COLUMNS) & (group < groups), other=0.0
+    )
+
+
+@triton.jit
+def load_near_scales(
+    scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """The same, but the last group's for those beyond it: most often without a mask."""
     at = scales + tl.minimum(group, groups - 1) * COLUMNS + column
     if COLUMNS % BN == 0:
         return tl.load(at)
@@ -86,11 +95,11 @@ def int8_product_kernel(
     total = tl.zeros((BM, BN), tl.float32)
     own_scales = x_scales + source.to(tl.int64) * GROUPS
     own = tl.load(own_scales, mask=there, other=0.0)
-    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS, BN)
+    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for group in tl.range(0, GROUPS):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
         next_own = tl.load(own_scales + group + 1, mask=there & (group + 1 < GROUPS), other=0.0)
-        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS, BN)
+        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
         at = group * GROUP
         if BK == GROUP:
             a = tl.load(left + at, mask=there[:, None], other=0)
@@ -198,15 +207,15 @@ def halves(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.const
     as many instructions.
     """
     if ASSEMBLED and like == tl.bfloat16:
-        ASSEMBLY: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
+        TO_BF16: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
         low, high = tl.inline_asm_elementwise(
-            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
+            TO_BF16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=4,
         )  # fmt: skip
     elif ASSEMBLED and like == tl.float16:
-        ASSEMBLY: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
+        TO_F16: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
         low, high = tl.inline_asm_elementwise(
-            ASSEMBLY, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
+            TO_F16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
@@ -295,12 +304,12 @@ def int4_few_rows_kernel(
         begin = tl.program_id(1) * ((PAIRS + SPLITS - 1) // SPLITS)
         end = tl.minimum(begin + (PAIRS + SPLITS - 1) // SPLITS, PAIRS)
     like: tl.constexpr = tl.float32 if UPCAST else x.dtype.element_ty
-    low = load_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS, BN)
-    high = load_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS, BN)
+    low = load_near_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS, BN)
+    high = load_near_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS, BN)
     for pair in tl.range(begin, end, loop_unroll_factor=2):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
-        next_low = load_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
-        next_high = load_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
+        next_low = load_near_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
+        next_high = load_near_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
         if BK == GROUP and COLUMNS % BN == 0:
             packed = tl.load(left + pair * GROUP)
         elif BK == GROUP:
@@ -326,7 +335,9 @@ def int4_few_rows_kernel(
             product = tl.dot(a, b, input_precision=PRECISION)
             total += product * (low if half == 0 else high).to(tl.float32)[:, None]
             if MINIMA:
-                least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(tl.float32)
+                least = load_near_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(
+                    tl.float32
+                )
                 total -= least[:, None] * tl.sum(b.to(tl.float32), 0)[None, :]
         low, high = next_low, next_high
     total = tl.trans(total)
@@ -371,7 +382,7 @@ def fp8_product_kernel(
     right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     if GROUP:
-        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS, BN)
+        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
         a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
@@ -388,7 +399,7 @@ def fp8_product_kernel(
             b = decode_weights(b, a.dtype)
         if GROUP:
             # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
-            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS, BN)
+            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
             product = tl.dot(a, b, input_precision=PRECISION)
             total += product * theirs[None, :]
             theirs = following

@@ -1,7 +1,7 @@
 """What serving compiles after the warm-up, counted on a device that holds nothing.
 
 Arguments are folders of models, each with a quantization behind it ("" for none); each has a line
-of JSON.
+of JSON. Where a folder has another one "heads", that holds EAGLE's for its model.
 
 Run by `test_compilations.py` in a process of its own, where kernels aren't the interpreter's:
 launches are watched, and what Triton would compile each for is asked of Triton itself.
@@ -20,21 +20,28 @@ import numpy as np
 import torch
 
 from engine.contract.config import EngineConfig
+from engine.devices.cuda import CudaDevice
 from engine.models.adapters import DeviceHeads
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
 from engine.models.weights import WeightReader
+from engine.speculative.heads.layer_heads import Target as HeadTarget
+from engine.speculative.heads.load import load_layer_heads
+from engine.worker.batch import RunningBatch
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import stage
-from engine.worker.cuda.warm import _choose, _no_rows, warm_up_kernels
+from engine.worker.cuda.warm import _no_rows, warm_up_heads, warm_up_kernels
+from engine.worker.head_memory import HeadMemory, LayerRounds
 from kernels.triton import TritonKernels
 from kernels.triton.compiler import specialisation
 from kernels.triton.launch import Target, watch
 
 META = torch.device("meta")
 HOPPER = Target(90, 132)
-BLOCK, LONGEST, BUDGET, SEQUENCES = 16, 8448, 2048, 64
+BLOCK, LONGEST = 16, 8448
+BUDGET, SEQUENCES = CudaDevice.token_budget, EngineConfig(model="").max_num_seqs
+"""By default."""
 
 
 def batch(sequences: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
@@ -73,11 +80,51 @@ def serving(drafts: int) -> Iterator[list[tuple[int, int]]]:
         ]
         if decodes or prompts:
             yield decodes + prompts
-    for count in (2, 3, 63, 255, 1000, 1001, BUDGET):
+    for count in (2, 3, 63, 255, 1000, 1001, 5000, BUDGET):
         yield [(count, count)]
     for _ in range(30):
         counts = [rng.randint(1, 1 + drafts) for _ in range(rng.randint(1, SEQUENCES))]
         yield [(count, 300 + count) for count in sorted(counts)]
+
+
+def choose(ops: TritonKernels, logits: torch.Tensor) -> None:
+    """Tokens of the rows, by all that a request may ask for."""
+    rows, vocab = logits.shape
+
+    def all_of(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=dtype, device=META)
+
+    half = all_of(0.5, torch.float64)
+    ops.argmax(logits)
+    ops.sample(logits, all_of(1.0, torch.float32), all_of(vocab, torch.int64), half, half, half)
+    ops.edits.token_logprobs(logits, all_of(0, torch.int64))
+
+
+def heads_of(folder: Path, model: NativeDecoder, ops: TritonKernels) -> HeadMemory | None:
+    """What an EAGLE head keeps beside the model, if there is one."""
+    if not (folder / "heads").is_dir():
+        return None
+    target = HeadTarget(model, LONGEST)
+    heads = load_layer_heads("eagle", folder / "heads", target, ops, torch.bfloat16, "int4")
+    batch = RunningBatch(SEQUENCES, LONGEST, BLOCK)
+    return HeadMemory(heads, batch, 0, 4, torch.bfloat16, 4, META, torch.bfloat16)
+
+
+def draft(memory: HeadMemory) -> None:
+    """Rounds of any number of rows, after any number of tokens."""
+    rng = random.Random(7)
+    for count in (1, 2, 3, 16, 17, 100, SEQUENCES):
+        computed = np.array([rng.randint(1, 8200) for _ in range(count)])
+        tables = np.zeros((count, -(-LONGEST // BLOCK)), dtype=np.int32)
+        states = torch.zeros(count, memory.heads.width, dtype=torch.bfloat16, device=META)
+        rounds = LayerRounds(memory, tables, computed, states)
+        for _ in range(2):
+            rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
+    for count in (1, 5, 300, 1000, 8191):
+        numbers = np.arange(1, count + 1)
+        states = torch.zeros(count, memory.heads.width, dtype=torch.bfloat16, device=META)
+        memory._pending.append((numbers, states, numbers, numbers))
+        memory.catch_up()
 
 
 def main(folder: Path, quantization: str | None) -> None:
@@ -106,6 +153,8 @@ def main(folder: Path, quantization: str | None) -> None:
         assert slots is not None
         model.use_lora_slots(slots)
         warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
+        if (memory := heads_of(folder, model, ops)) is not None:
+            warm_up_heads(memory, BUDGET)
         warm = set(seen)
         for number, sequences in enumerate(serving(drafts)):
             ids, context = batch(sequences)
@@ -116,8 +165,9 @@ def main(folder: Path, quantization: str | None) -> None:
             hidden = model.forward(staged.token_ids, staged.context)
             count = len(context.seq_lens)
             heads = DeviceHeads(rows=_no_rows(slots, count, META))
-            model.logits(hidden, None if number % 3 else heads)
-        _choose(ops, model.spec.vocab_size)
+            choose(ops, model.logits(hidden, None if number % 3 else heads))
+        if memory is not None:
+            draft(memory)
     later = [key[0] for key in seen - warm]
     print(json.dumps({"warm": len(warm), "later": sorted(later)}))
 

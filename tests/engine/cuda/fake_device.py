@@ -24,6 +24,7 @@ from engine.worker.cuda import staging
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.cuda.setup import tapped
 from kernels.attention.args import AttentionArgs
 from kernels.reference.linear import ReferenceLinear
 
@@ -135,7 +136,8 @@ class FakeDevice:
         self._patch.setitem(vars(ops), "paged_attention", breaks)
         batch.decodes_first = split
         slots = getattr(model, "lora_slots", None)
-        forward = DeviceForward(model.forward, CPU, breaks=breaks, slots=slots)
+        run = tapped(model, () if hidden is None else hidden.taps)
+        forward = DeviceForward(run, CPU, breaks=breaks, slots=slots)
         runner = DeviceRunner(model, batch, sampler, forward, CPU, masks, hidden)
         runner._sampled = on_device(runner._sampled)
         return runner

@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from tests.engine.models import make_model
+from tests.engine.speculative.eagle_folders import eagle_parts
+from tests.engine.speculative.head_folders import write
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
            "moe_intermediate_size": 32, "head_dim": 16}  # fmt: skip
 
+GLM = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2,
+       "moe_intermediate_size": 32, "head_dim": 16, "first_k_dense_replace": 0,
+       "n_shared_experts": 1}  # fmt: skip
 
 #: Changes of a model's settings, and its quantization, by what they are called.
 CASES: dict[str, tuple[dict[str, object], str]] = {
@@ -22,6 +27,8 @@ CASES: dict[str, tuple[dict[str, object], str]] = {
     "experts": (EXPERTS, ""),
     "experts in int8": (EXPERTS, "int8"),
     "int4": ({}, "int4"),
+    "heads": ({}, ""),
+    "sigmoids": (GLM, ""),
 }
 
 
@@ -29,9 +36,11 @@ CASES: dict[str, tuple[dict[str, object], str]] = {
 def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What was found of each case, by one process: to import all it needs takes longer than one."""
     words: list[str] = []
-    for change, quantization in CASES.values():
+    for name, (change, quantization) in CASES.items():
         folder = tmp_path_factory.mktemp("counted")
         words += str(make_model("llama", folder, num_hidden_layers=1, **change)), quantization
+        if name == "heads":
+            write(folder / "heads", *eagle_parts())
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.cuda.compilations", *words],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,17 +18,29 @@ from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.devices.device import CacheNeed, RunnerParts
+from engine.devices.held import tensors_of
 from engine.executor.drafts import _check_device
+from engine.models.architectures import decoder_spec, read_config
+from engine.models.decoder import NativeDecoder
+from engine.models.weights import WeightReader
+from engine.quantization.scheme import scheme_of
+from engine.scheduler import StepPlan
 from engine.speculative.heads.heads import HeadRounds
-from engine.speculative.heads.load import load_heads
+from engine.speculative.heads.layer_heads import LayerHeads, Target
+from engine.speculative.heads.load import load_heads, load_layer_heads
+from engine.speculative.heads.mtp import Mtp, OwnLayers
+from engine.worker.batch import RunningBatch
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
 from engine.worker.cuda.setup import draft_settings, query_len
+from engine.worker.head_memory import HeadMemory
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import VOCAB, make_model
+from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import HIDDEN, medusa_parts, mlp_parts, write
+from tests.engine.speculative.mtp_folders import glm_with_drafts
 
 PROMPTS = [[5, 9, 17, 33, 65], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41]]
 GIB = 1 << 30
@@ -84,9 +97,10 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
 
 
 HEADS: dict[str, Callable[[], Any]] = {"medusa": medusa_parts, "mlp_speculator": mlp_parts}
+LAYERS: dict[str, Callable[[], Any]] = {"eagle": eagle_parts, "eagle3": eagle3_parts}
 
 
-@pytest.mark.parametrize("method", HEADS)
+@pytest.mark.parametrize("method", {**HEADS, **LAYERS})
 def test_drafts_of_heads_on_the_device_change_no_token(
     method: str,
     model_folder: Callable[[str], Path],
@@ -102,7 +116,7 @@ def test_drafts_of_heads_on_the_device_change_no_token(
         return device.runner(parts.loaded, parts.batch, parts.masks, hidden=parts.hidden)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
-    config = {"method": method, "model": str(write(tmp_path, *HEADS[method]())),
+    config = {"method": method, "model": str(write(tmp_path, *{**HEADS, **LAYERS}[method]())),
               "num_speculative_tokens": 3}  # fmt: skip
     params = SamplingParams(
         temperature=1.0, seed=5, max_tokens=30, ignore_eos=True, logit_bias={5: 70.0, 6: 68.0}
@@ -130,6 +144,53 @@ def test_heads_stay_on_the_device(method: str, dtype: torch.dtype, tmp_path: Pat
         logits = rounds.logits(torch.zeros(rows, dtype=torch.int64, device=META))
         assert (logits.shape, logits.dtype, logits.device) == ((rows, VOCAB), torch.float32, META)
         rounds.keep([0, 1])
+
+
+@pytest.mark.parametrize("method", [*LAYERS, "mtp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_for_drafts_stay_on_the_device(
+    method: str, dtype: torch.dtype, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Two steps of two sequences, one of which begins behind a block of somebody else's; a round of
+    both, and one row of it goes on.
+    """
+    folder = glm_with_drafts(tmp_path) if method == "mtp" else model_folder("llama")
+    ops = MetaKernels()
+    model = NativeDecoder(decoder_spec(read_config(folder)), ops, dtype, 64)
+    weights = WeightReader(folder)
+    model.load(weights, lambda done, total: None)
+    target = Target(model, 64)
+    heads: LayerHeads
+    if method == "mtp":
+        scheme = scheme_of(None, False)
+        heads = Mtp(OwnLayers(folder, read_config(folder), weights, dtype, scheme), target)
+    else:
+        head_folder = write(tmp_path, *LAYERS[method]())
+        heads = load_layer_heads(method, head_folder, target, ops, dtype)
+    model.allocate_kv(8, 4, dtype)
+    batch = RunningBatch(2, 64, 4)
+    memory = HeadMemory(heads, batch, 0, 8, dtype, 3, META, dtype)
+    assert all(tensor.device == META for tensor in tensors_of(heads))
+    batch.row_of.update({7: 0, 9: 1})
+    plan = StepPlan(step=0, seq_ids=[7, 9])
+    for owner, places in (([0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 4]), ([0, 1], [5, 5])):
+        rows, positions = np.array(owner), np.array(places)
+        batch.num_computed[[0, 1]] = positions.max() + 1
+        memory._follow(plan, rows, positions, torch.empty(len(rows), heads.columns, device=META))
+    batch.num_tokens[[0, 1]] = 7
+    assert [memory.row_of(seq_id) for seq_id in (7, 9)] == [0, 1]
+    # In the weights' own numbers all the way.
+    mixed = heads.mixed(torch.zeros(2, dtype=torch.int64, device=META), memory._states[:2])
+    assert {memory._ends.dtype, *(each.dtype for each in mixed)} == {dtype}
+    rounds = memory.rounds([0, 1])
+    for count in (2, 1):
+        logits = rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
+        vocab = model.spec.vocab_size
+        assert (logits.shape, logits.dtype, logits.device) == ((count, vocab), torch.float32, META)
+        assert rounds._states.dtype == dtype
+        rounds.keep([0])
+    memory.rehearse(3)
+    memory.rehearse(100)
 
 
 def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +242,12 @@ def test_a_draft_model_has_the_sizes_that_it_can_run() -> None:
 def test_heads_are_refused_by_name(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that keep something in the KV cache."""
+    """A GPU takes all there are; a device of somebody else's those that it names."""
     monkeypatch.setattr(CpuDevice, "heads", CudaDevice.heads)
     device = CpuDevice(EngineConfig(model=str(model_folder("llama"))))
-    for method in ("draft_model", "medusa", "mlp_speculator"):
+    for method in ("draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp"):
         _check_device(device, method)
+    monkeypatch.setattr(CpuDevice, "heads", ("medusa", "mlp_speculator"))
     said = r"by eagle3 aren't supported .* suffix, draft_model, medusa and mlp_speculator are"
     with pytest.raises(ConfigError, match=said):
         _check_device(device, "eagle3")

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import kernels
-from engine import LLM
+from engine import LLM, SamplingParams
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
 from kernels.triton.quantized import GroupedExperts
 from tests.engine.checkpoints import writers
-from tests.engine.checkpoints.folders import make_pair
+from tests.engine.checkpoints.folders import make_mxfp4, make_pair
 from tests.engine.checkpoints.test_formats import FORMATS, GREEDY, PROMPT, SCORED
 from tests.engine.checkpoints.test_models import GPTQ, split_experts
 from tests.engine.models import Oracle, make_model
@@ -21,6 +21,9 @@ from tests.engine.models import Oracle, make_model
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 20, "max_model_len": 64,
 }  # fmt: skip
+
+
+TWO = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,26 @@ def test_experts_stay_as_they_are_all_at_once(tmp_path):
     assert levels(llm, ".experts.") == {"kept"}
     said = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert said == Oracle(pair.plain).greedy(PROMPT, 6)
+
+
+@pytest.mark.parametrize("name", ["bnb-nf4", "nvfp4"])
+def test_forms_that_no_kernel_multiplies_are_read(name, tmp_path):
+    """Into floats; and stand for what they did."""
+    source = make_model("llama", tmp_path / "source", num_hidden_layers=1, intermediate_size=128)
+    made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
+    llm = LLM(str(made.packed), **SETTINGS)
+    assert levels(llm, "_proj") == {"read"}
+    down = llm.core.executor.loaded.model.weights[0].mlp.down
+    plain = made.weights["model.layers.0.mlp.down_proj"]
+    torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
+    said = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
+    assert said == Oracle(made.plain).greedy(PROMPT, 2)
+
+
+def test_the_experts_of_gpt_oss_are_read(tmp_path):
+    make_checkpoint(RECIPES["gpt_oss"], tmp_path / "source")
+    made = make_mxfp4(tmp_path / "source", tmp_path)
+    llm = LLM(str(made.packed), **SETTINGS)
+    assert {report.level for report in llm.load_report() if report.format == "mxfp4"} == {"read"}
+    said = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
+    assert said == Oracle(made.plain).greedy(PROMPT, 2)

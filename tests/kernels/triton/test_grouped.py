@@ -27,6 +27,34 @@ def test_route(experts, top_k, first, again):
     assert_close(weights, expected, torch.float32, 2.0)
 
 
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("sigmoid", [True, False])
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (17, 5), (160, 8)])
+def test_route_by_sigmoids_and_biases(experts, top_k, sigmoid, biased, again):
+    """A bias chooses and doesn't weigh; as DeepSeek-V3 and GLM-4.5 have it."""
+    scores = torch.randn(5, experts).bfloat16()
+    bias = torch.randn(experts) / 4 if biased else None
+    ways = {"renormalize": again, "sigmoid": sigmoid, "choice_bias": bias, "scale": 2.5}
+    weights, ids = route(scores, top_k, **ways)
+    exact = scores.double()
+    shares = exact.sigmoid() if sigmoid else exact.softmax(-1)
+    by = shares if bias is None else shares + bias.double()
+    order = by.sort(descending=True, stable=True).indices[:, :top_k]
+    expected = shares.gather(1, order)
+    if again:
+        expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.equal(ids.long(), order)
+    assert_close(weights, 2.5 * expected, torch.float32, 4.0)
+
+
+def test_sigmoids_that_are_all_nothing_weigh_nothing():
+    weights, _ = route(torch.full((2, 9), -200.0), 3, sigmoid=True)
+    assert (weights == 0).all()
+    with pytest.raises(ValueError, match="choice_bias"):
+        route(torch.randn(2, 9), 3, choice_bias=torch.randn(8))
+
+
 def test_scores_that_are_no_numbers_still_name_experts_that_are_there():
     scores = torch.full((2, 5), float("nan"))
     scores[1] = torch.randn(5)

@@ -58,7 +58,12 @@ def exact(experts, x):
         return rows @ weight.T + (0 if layer.bias is None else layer.bias.double())
 
     scores = experts.router(x).double()
-    if experts.softmax_first:
+    if experts.sigmoid:
+        shares = scores.sigmoid()
+        chosen = (shares + experts.choice_bias.double()).topk(experts.top_k).indices
+        weights = shares.gather(1, chosen) * experts.scale
+        weights = weights / (weights.sum(-1, keepdim=True) / experts.scale)
+    elif experts.softmax_first:
         weights, chosen = scores.softmax(-1).topk(experts.top_k)
         if experts.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -92,6 +97,10 @@ class _Plain:
         (
             4, 4, 2, torch.float32,
             {"bias": True, "shared": True, "activation": CLAMPED},
+        ),
+        (
+            5, 4, 2, torch.float32,
+            {"sigmoid": True, "choice_bias": torch.tensor([0.3, -0.2, 0.0, 0.1]), "scale": 1.7},
         ),
     ],
 )  # fmt: skip
