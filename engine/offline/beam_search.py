@@ -76,7 +76,9 @@ class BeamSearchMethods(OfflineMethods, ABC):
         return [
             BeamSearchOutput(
                 [
-                    self._beam(result.prompt_token_ids, output, params, self._tokenizer_of(ref))
+                    self._beam(
+                        result.prompt_token_ids, output, params, self.llm_engine.tokenizer_of(ref)
+                    )
                     for output in result.outputs
                 ]
             )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.threads import TorchThreads
-from engine.text.tokenizer import Tokenizer
 
 
 class OfflineMethods:
@@ -31,7 +29,3 @@ class OfflineMethods:
         self.llm_engine = engine
         self.config, self.core, self._threads = engine.config, engine.core, engine.threads
         self._ids = itertools.count()
-
-    def _tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
-        """The tokenizer of an adapter's texts; None with skip_tokenizer_init."""
-        return self.llm_engine.tokenizer_of(adapter)

@@ -203,7 +203,7 @@ class PoolingMethods(OfflineMethods):
             )
         params = msgspec.structs.replace(params, task=task)
         limit = params.prompt_limit(self.core.facts.max_model_len)
-        tokenizer = self._tokenizer_of(adapter)
+        tokenizer = self.llm_engine.tokenizer_of(adapter)
         found = tokenise(prompt, tokenizer)
         given = isinstance(prompt, dict) and "prompt_token_ids" in prompt
         text = None if given else found.text
@@ -225,7 +225,7 @@ class PoolingMethods(OfflineMethods):
         return None if pooling is None else pooling.info
 
     def _text_tokenizer(self, adapter: AdapterRef | None) -> Tokenizer:
-        tokenizer = self._tokenizer_of(adapter)
+        tokenizer = self.llm_engine.tokenizer_of(adapter)
         if tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
         return tokenizer
