@@ -81,7 +81,7 @@ def test_a_host_that_is_not_ours_is_told_which_setting_names_them(
 @pytest.mark.parametrize(
     ("view", "status", "words"),
     [
-        (lambda r: defaults.permission_denied(r, PermissionDenied()), 403, "Not for you"),
+        (lambda r: defaults.permission_denied(r, PermissionDenied()), 403, "Permission denied"),
         (lambda r: defaults.bad_request(r, SuspiciousOperation()), 400, "made no sense"),
         (defaults.server_error, 500, "Something broke"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser.conftest import Open, Sessions
@@ -232,3 +234,25 @@ def test_a_starter_fills_the_field_and_waits(playground: PlaygroundPage) -> None
     expect(playground.prompt).to_have_value("What is 17 + 25?")
     expect(playground.prompt).to_be_focused()
     expect(playground.answers).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"city": "x",\n\n        "of": [1]}', True),
+        ('\n {"city":\n\n"x"}\n', True),
+        ("[1,\n\n2]", True),
+        ("{x} is a set", False),
+        ("[a link](https://example.org)", False),
+    ],
+)
+def test_json_is_drawn_as_code_and_nothing_else_is(
+    playground: PlaygroundPage, text: str, code: bool
+) -> None:
+    answer = playground.finished(playground.play(text=text, cut=3, pause=0.01))
+    blocks = answer.locator(".prose pre")
+    expect(blocks).to_have_count(int(code))
+    if code:
+        assert json.loads(blocks.inner_text()) == json.loads(text)
+    playground.page.reload()
+    expect(playground.answers.first.locator(".prose pre")).to_have_count(int(code))

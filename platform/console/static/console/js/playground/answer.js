@@ -17,6 +17,8 @@ const ENDINGS = {
   tool_calls: "calls tools",
 };
 
+const FENCE = "```json\n";
+
 export class AnswerView {
   /**
    * `actions`: `again()` asks anew; `errorActions(error)` gives the buttons for an error; `results()` asks
@@ -26,6 +28,7 @@ export class AnswerView {
     this.turn = turn;
     this.actions = actions;
     this.stream = null;
+    this.fenced = false; // drawn as code, for it begins as JSON does
     this.thinking = new ThinkingView(turn);
     this.calls = new CallsView(turn, () => actions.results());
     this.prose = el("div", { class: "prose", dir: "auto" });
@@ -51,7 +54,7 @@ export class AnswerView {
       this.errors,
       el("footer", { class: "turn-foot" }, this.branches, this.figures, this.tools),
     );
-    if (turn.state !== "streaming") renderMarkdown(this.prose, turn.text);
+    if (turn.state !== "streaming") renderMarkdown(this.prose, isJson(turn.text) ? fenced(turn.text) : turn.text);
     else if (turn.text) this.#open();
     this.#show();
   }
@@ -66,16 +69,19 @@ export class AnswerView {
   /** More text; it's drawn with the next `draw`. */
   write(text) {
     this.#begin();
-    if (!this.stream) this.#open();
     this.turn.text += text;
-    this.stream.write(text);
+    if (this.stream) this.stream.write(text);
+    else this.#open();
     if (this.element.dataset.state === "waiting") this.#show();
   }
 
   #open() {
     this.thinking.end();
+    const { text } = this.turn;
+    if (text.trim() === "") return; // nothing to tell by what it is
+    this.fenced = text.trimStart().startsWith("{");
     this.stream = new MarkdownStream(this.prose);
-    if (this.turn.text) this.stream.write(this.turn.text);
+    this.stream.write(this.fenced ? FENCE + text : text);
   }
 
   /** A call of a tool, or more of one. */
@@ -106,7 +112,9 @@ export class AnswerView {
   finish() {
     this.#begin();
     this.thinking.end();
-    this.stream?.end();
+    const json = isJson(this.turn.text);
+    if (json !== this.fenced) renderMarkdown(this.prose, json ? fenced(this.turn.text) : this.turn.text);
+    else this.stream?.end();
     this.stream = null;
     this.#show();
   }
@@ -124,6 +132,21 @@ export class AnswerView {
     this.calls.show();
     const actions = turn.error ? this.actions.errorActions(turn.error) : [];
     this.errors.replaceChildren(...(turn.error ? [errorNotice(turn.error, actions)] : []));
+  }
+}
+
+function fenced(text) {
+  return `${FENCE}${text}\n\`\`\``;
+}
+
+/** Whether it is an object or an array, as an answer with a schema is: no prose, and drawn as code. */
+function isJson(text) {
+  if (!/^\s*[{[]/.test(text)) return false;
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
   }
 }
 
