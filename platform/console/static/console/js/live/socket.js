@@ -60,8 +60,8 @@ export class Socket {
   }
 
   #closed(socket, code) {
+    if (this.#socket !== socket) return; // another is open by now, and its pings go on
     clearInterval(this.#ping);
-    if (this.#socket !== socket) return;
     this.#socket = null;
     this.#ended = ENDED.has(code);
     this.#handlers.state(this.#ended ? "ended" : "lost");
