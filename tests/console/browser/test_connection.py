@@ -60,6 +60,16 @@ def test_the_reader_can_have_it_tried_at_once(playground: PlaygroundPage) -> Non
     assert len(attempts) == count + 1
 
 
+def test_what_was_stopped_stays_so_though_the_connection_is_lost(
+    playground: PlaygroundPage,
+) -> None:
+    running = playground.play(text="word " * 400, cut=5, pause=0.05, close=1012)
+    expect(running.locator(".prose")).to_contain_text("word word")
+    playground.page.get_by_role("button", name="Stop").click()
+    expect(running).to_have_attribute("data-state", "stopped")
+    expect(playground.error).to_have_count(0)
+
+
 def test_a_question_that_waits_can_be_given_up(playground: PlaygroundPage) -> None:
     cut_off(playground)
     expect(playground.page.locator("#connection")).to_have_attribute("data-state", "waiting")

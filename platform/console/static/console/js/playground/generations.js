@@ -93,7 +93,8 @@ export class Generations {
       if (!generation.sent) continue;
       generation.held = [];
       generation.sent = false;
-      if (code === 4409) this.#end(generation.id).failed(TOO_LONG);
+      if (generation.stopped) this.#end(generation.id).done({ finish_reason: "stop" });
+      else if (code === 4409) this.#end(generation.id).failed(TOO_LONG);
       else if (!generation.frame.after) this.#end(generation.id).failed(LOST);
       else generation.timer = setTimeout(() => this.#end(generation.id)?.failed(LOST), RESUMABLE);
     }
