@@ -23,7 +23,7 @@ from tests.vllm_suite.results import (
     read_report,
     report,
 )
-from tests.vllm_suite.tree import build, test_files
+from tests.vllm_suite.tree import build, found_tests
 
 FILE_TIMEOUT_S = 900
 #: A test of vLLM's that fails may leave a task behind that never ends.
@@ -50,7 +50,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     reasons, kept = Reasons(), Kept(options.results)
-    files, others = test_files(options.source.resolve())
+    files, others = found_tests(options.source.resolve())
     left_out = [file for file in files if reasons.of(file) is not None]
     files = [file for file in files if file not in left_out]
     kept.known(files, left_out)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.vllm_suite.__main__ import run_file
 from tests.vllm_suite.results import Kept, Reasons, Result, page, report
-from tests.vllm_suite.tree import build, test_files
+from tests.vllm_suite.tree import build, found_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "tests/entrypoints/openai/test_made_up.py"
@@ -64,9 +64,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_that_talk_to_a_server_are_found(source: Path, tmp_path: Path) -> None:
     inside = "tests/entrypoints/openai/test_inside.py"
-    assert test_files(source) == ([FILE], [inside])
+    assert found_tests(source) == ([FILE], [inside])
     with pytest.raises(FileNotFoundError, match="no source of vLLM"):
-        test_files(tmp_path / "elsewhere")
+        found_tests(tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ HELPERS = ("models/utils.py", "models/language/pooling/embed_utils.py")
 _CLIENT = re.compile(r"^(?:async )?def test\w*\([^)]*\b(?:client|server)\b", re.MULTILINE)
 
 
-def test_files(source: Path) -> tuple[list[str], list[str]]:
+def found_tests(source: Path) -> tuple[list[str], list[str]]:
     """The test files of vLLM's entry points, relative to the source tree: those that talk to a
     server, and those that call vLLM's own modules.
 
