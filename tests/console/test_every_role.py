@@ -70,6 +70,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/adapters/<pk>/alias/delete/": RUN,
         "console/adapters/<pk>/delete/": RUN,
         "console/adapters/<pk>/offline/": RUN,
+        "console/adapters/<pk>/pin/": OPERATE,
         "console/adapters/<pk>/promote/": RUN,
         "console/adapters/<pk>/rollback/": RUN,
         "console/adapters/<pk>/versions/<number>/": WORK,

@@ -43,12 +43,14 @@ class Rounding:
         group: neighbours that share a scale in the checkpoint; None: all of a row.
         weights: what the kernels keep of the weights.
         sorted_: columns are brought together by `g_idx` first.
+        compiled: only the compiled kernels keep weights so; without them they are as they are.
     """
 
     inputs: Inputs = "bytes"
     group: int | None = 32
     weights: Weights = as_they_are
     sorted_: bool = False
+    compiled: bool = False
 
 
 class Edges:
@@ -126,7 +128,8 @@ class RoundedModel:
             parts = {name.removeprefix(at): t for name, t in stored.items() if name.startswith(at)}
             how = rounding if inputs else Rounding("floats")
             before = rounded_inputs(how, parts, weight.shape[1], self.edges)
-            layer = RoundedLinear(rounding.weights(parts, weight), before)
+            kept = as_they_are if rounding.compiled and not inputs else rounding.weights
+            layer = RoundedLinear(kept(parts, weight), before)
             self._model.set_submodule(module, layer)
 
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:

@@ -69,7 +69,7 @@ def _compressed(kind: str, level: str, **weights: Any) -> Format:
 
 def _hqq(bits: int, level: str) -> Format:
     quant = {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": 1}}
-    kept = Rounding(weights=half_points if bits == 8 else half_minima)
+    kept = Rounding(weights=half_points if bits == 8 else half_minima, compiled=bits == 8)
     return Format({"quant_method": "hqq", "quant_config": quant}, writers.hqq(bits), level, kept)
 
 
@@ -90,7 +90,7 @@ _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 _FLOATS = Rounding("floats")
-_BLOCKS = Rounding(group=64, weights=table_words)
+_BLOCKS = Rounding(group=64, weights=table_words, compiled=True)
 _BY_TENSOR = Rounding("float8", None, float8_words)
 FORMATS: dict[str, Format] = {
     "gptq-2": _gptq("read", bits=2),

@@ -94,7 +94,7 @@ def test_every_kernel_compiles(arch):
 
 def test_four_bits_are_unpacked_in_few_instructions():
     """A warp of an H200 may issue 0.22 of them for each byte of the weights that memory gives."""
-    (row,) = report("--arch", "90", "--case", "int4 product, 8 rows")
+    (row,) = report(["--arch", "90", "--case", "int4 product, 8 rows"])
     unrolled, columns, bytes_of_a_column = 2, 64, 32
     issued = row["loop"] * row["warps"] / (unrolled * columns * bytes_of_a_column)
     assert issued < 0.22, row
