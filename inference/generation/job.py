@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from engine.contract.checks import INT_LIMIT, integer
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
 from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.protocol import EngineRequest
@@ -149,8 +148,7 @@ class Job:
             )
 
     def check_priority(self) -> None:
-        """Raise `InvalidRequest` for a priority beyond the key's right, or no number of 32 bits."""
-        integer("priority", self.priority, -INT_LIMIT)
+        """Raise `InvalidRequest` for a priority beyond the key's right."""
         if -self.priority > self.caller.max_priority:
             raise InvalidRequest(
                 f"priority must be at least {-self.caller.max_priority} for this API key, "

@@ -14,7 +14,6 @@ from engine.contract.numerics import Numerics
 from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import failover, get_engine_client
-from inference.generation.job import Job
 from inference.openai.schemas import ChatRequest
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body, parse_events
@@ -450,7 +449,6 @@ async def test_a_request_that_no_message_can_hold_ends_and_holds_up_nobody(
     async with gateway.serving(gateway.fake()):
         with monkeypatch.context() as patch:
             patch.setattr(ChatRequest, "tier", lambda *_: (2**70, None))
-            patch.setattr(Job, "check_priority", lambda _: None)
             reply = await gateway.client.chat()
         assert (reply.status, reply.error["code"]) == (500, "engine_fault")
         assert list(get_engine_client().flights) == []

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from engine.contract.checks import INT_LIMIT
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.settings import gateway_settings
@@ -68,8 +69,8 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
-#: Smaller runs earlier. As wide as what a request to a replica can hold.
-Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+#: Smaller runs earlier.
+Priority = Annotated[int, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
 Tier = Literal["auto", "default", "flex", "priority"]
 #: Priorities of service tiers; the right to run earlier is the key's.
 FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
