@@ -23,7 +23,8 @@ import msgspec
 from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.replica_state import EngineStats
-from engine.core.adapter_shares import IDLE_S, AdapterEntry, AdapterShares
+from engine.core.adapter_entry import AdapterEntry
+from engine.core.adapter_shares import IDLE_S, AdapterShares
 from engine.lora.host import AdapterHost
 from engine.lora.store import AdapterFacts
 from engine.scheduler.sequence import Request, Status
@@ -187,9 +188,12 @@ class AdapterPool:
     def _let_go_on(self) -> None:
         """Those that were held back stand in line again, once nobody before them waits for room."""
         held, self._held = self._held, []
+        waits: dict[str, bool] = {}
         for request in held:
             ref = request.message.adapter
-            if ref is None or self._wants_room(ref.owner):
+            if ref is not None and ref.owner not in waits:
+                waits[ref.owner] = self._wants_room(ref.owner)
+            if ref is None or waits[ref.owner]:
                 self._held.append(request)
             else:
                 self._lines.setdefault(ref.digest, deque()).append(request)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 
-from engine.contract.adapters import AdapterRef
-from engine.lora.store import AdapterFacts
+from engine.core.adapter_entry import AdapterEntry
 
 #: Seconds without a request after which an adapter's memory is given back, which takes milliseconds
 #: to a second to read again, and after which an owner isn't counted any more.
@@ -16,38 +13,6 @@ IDLE_S = 600.0
 #: While several owners ask, the part that one's adapters in use leave to the others: of bytes, and
 #: of places, one of them at least.
 _LEFT = 4
-
-
-@dataclass(slots=True)
-class AdapterEntry:
-    """An adapter on the device, or on its way there.
-
-    Attributes:
-        ref: as it was asked for last.
-        num_bytes: of device memory; before it is there, what its file has.
-        loading: what comes of it; None once it's there.
-        users: ids of requests that go through it.
-        pinned: never driven out.
-        used_at: the pool's clock when it was asked for last.
-        left_at: monotonic seconds when it was used last.
-        vocab_size: of its rows, where it brings tokens; 0: the model's.
-    """
-
-    ref: AdapterRef
-    num_bytes: int
-    loading: Future[AdapterFacts] | None = None
-    rank: int = 0
-    load_seconds: float = 0.0
-    users: set[str] = field(default_factory=set)
-    pinned: bool = False
-    used_at: int = 0
-    left_at: float = field(default_factory=time.monotonic)
-    vocab_size: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether its room may be had."""
-        return self.loading is None and not self.users and not self.pinned
 
 
 class AdapterShares:
