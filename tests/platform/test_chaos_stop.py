@@ -24,7 +24,7 @@ from config.chaos.run import Faults, Outcome, Request
 from tests.e2e.product import ROOT, clean_environment
 
 #: A process that no signal but SIGKILL ends, with one in a session of its own that stands still,
-#: and an orphan.
+#: an orphan, and a dead child.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -32,10 +32,12 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 frozen = subprocess.Popen(sleep, start_new_session=True)
 os.kill(frozen.pid, signal.SIGSTOP)
-if not os.fork():
-    orphan = subprocess.Popen(sleep, start_new_session=True)
-    print(frozen.pid, orphan.pid, flush=True)
+child = os.fork()
+if not child:
+    subprocess.Popen(sleep, start_new_session=True)
     os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # dead, and not taken note of
+print("all there", flush=True)
 time.sleep(600)
 """
 
@@ -50,7 +52,7 @@ def test_all_that_runs_on_the_data_is_ended_stubborn_frozen_or_orphaned(tmp_path
     with start(mine) as process, start(others) as other:
         for one in (process, other):
             assert one.stdout is not None
-            assert len(one.stdout.readline().split()) == 2
+            assert one.stdout.readline() == b"all there\n"
         try:
             assert len(processes_of(mine)) == 3
             end_all(mine)
@@ -58,6 +60,7 @@ def test_all_that_runs_on_the_data_is_ended_stubborn_frozen_or_orphaned(tmp_path
             assert processes_of(mine) == []
             assert len(processes_of(others)) == 3
         finally:
+            end_all(mine)
             end_all(others)
 
 
