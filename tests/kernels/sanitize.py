@@ -24,7 +24,7 @@ TESTS = {
     "address": ["tests/kernels", "--ignore=tests/kernels/triton"],
     "thread": [
         f"tests/kernels/test_{name}.py"
-        for name in ("threads", "linear", "decoder", "step", "attention")
+        for name in ("threads", "linear", "decoder", "decoder_adapters", "step", "attention")
     ],
 }
 OPTIONS = {
