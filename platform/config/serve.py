@@ -18,6 +18,10 @@ from config.quick_exit import serving
 WS_MAX_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+#: Connections that one turn of the event loop takes in. libuv takes one from each listening socket,
+#: and under load a turn is 10 ms long: two hundred of one tenant's clients that connect at once
+#: would keep another's waiting for seconds, before anybody can tell whose they are.
+ACCEPTS_A_TURN = 32
 #: How long a thread that writes the ledger or renders a prompt may keep Python from the event loop;
 #: 5 ms by default, which is what a token takes.
 SWITCH_INTERVAL_S = 0.0005
@@ -52,7 +56,12 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         ssl_ciphers=options.get("ssl_ciphers", "TLSv1"),
         root_path=root,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(config).run(sockets=listeners(listener))
+
+
+def listeners(listener: socket.socket) -> list[socket.socket]:
+    """So many listening sockets of one queue that a turn of uvloop takes in `ACCEPTS_A_TURN`."""
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_A_TURN - 1))]
 
 
 def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:

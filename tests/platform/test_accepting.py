@@ -1,0 +1,38 @@
+"""Many clients that connect at once don't keep others from being taken in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import ExitStack
+
+import uvloop
+
+from config.serve import ACCEPTS_A_TURN, BACKLOG, listeners
+
+TURNS = 4
+
+
+def test_who_connects_behind_many_is_taken_in_within_a_few_turns_of_the_loop() -> None:
+    turns, taken_at = 0, []
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            taken_at.append(turns)
+
+    async def take(listener: socket.socket, count: int) -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(Taken, sock=sock) for sock in listeners(listener)]
+        while len(taken_at) < count:
+            turns += 1
+            await asyncio.sleep(0)
+        for server in servers:
+            server.close()
+
+    count = TURNS * ACCEPTS_A_TURN
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener, ExitStack() as opened:
+        for _ in range(count):
+            opened.enter_context(socket.create_connection(listener.getsockname()))
+        uvloop.run(take(listener, count))
+    assert taken_at[-1] - taken_at[0] <= TURNS
