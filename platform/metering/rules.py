@@ -137,9 +137,6 @@ _prices: CachedLookup[str, dict[str, list[tuple[datetime, Rates]]]] = CachedLook
 async def rules_of(caller: Caller) -> Rules:
     """Raises `ServiceUnavailable` when the database is away and nothing was known lately."""
     tenant_id = caller.tenant_id
-    known = _rules.fresh(tenant_id)
-    if known is not None:
-        return known
     try:
         return await _rules.get(tenant_id, lambda: in_db_thread(read_rules, tenant_id))
     except ServiceUnavailable:

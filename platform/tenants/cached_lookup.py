@@ -14,7 +14,9 @@ V = TypeVar("V")
 class CachedLookup(Generic[K, V]):
     """Answers are kept `ttl` seconds, at most `size` of them, the longest unused leave first.
 
-    Callers who miss at the same moment share one look-up. Another thread may call `clear`.
+    Callers who miss at the same moment share one look-up. One who finds an answer that is half as
+    old as it may get has the next one looked up meanwhile: so who asks often enough waits for none.
+    Another thread may call `clear`.
 
     Attributes:
         generation: how often all was forgotten.
@@ -54,6 +56,8 @@ class CachedLookup(Generic[K, V]):
         """The answer from the cache or from `look_up`, whose exceptions reach every caller."""
         answer = self.fresh(key)
         if answer is not None:
+            if self.within(key, self.ttl / 2) is None:
+                self._flight(key, look_up)
             return answer
         # Shielded: one caller who goes away must not fail the others.
         return await asyncio.shield(self._flight(key, look_up))

@@ -147,3 +147,47 @@ async def test_all_may_be_forgotten_from_another_thread_in_any_moment(clock: Clo
     cache._answers["k"] = (clock.now, 7)
     assert cache.fresh("k") in (None, 7)
     assert len(cache) == 0
+
+
+async def test_who_asks_often_enough_waits_for_no_look_up(clock: Clock) -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+    calls, may_answer = 0, asyncio.Event()
+
+    async def look_up() -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            await may_answer.wait()
+        return calls
+
+    assert await cache.get("k", look_up) == 1
+    clock.now += 0.9
+    assert await cache.get("k", look_up) == 1
+    await asyncio.sleep(0)
+    assert calls == 1  # young enough
+    clock.now += 0.2
+    assert [await cache.get("k", look_up) for _ in range(3)] == [1, 1, 1]
+    await asyncio.sleep(0)
+    assert calls == 2  # asked once, and nobody waits for it
+    may_answer.set()
+    await asyncio.sleep(0.01)
+    assert await cache.get("k", look_up) == 2
+
+
+async def test_a_look_up_ahead_of_time_that_fails_takes_nothing_away(clock: Clock) -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+
+    async def look_up() -> int:
+        return 1
+
+    async def fail() -> int:
+        raise OSError("away")
+
+    await cache.get("k", look_up)
+    clock.now += 1.5
+    assert await cache.get("k", fail) == 1
+    await asyncio.sleep(0.01)
+    assert await cache.get("k", fail) == 1
+    clock.now += 0.6
+    with pytest.raises(OSError, match="away"):
+        await cache.get("k", fail)
