@@ -49,8 +49,8 @@ class GatewaySettings:
         max_pooling_result_bytes: of all vectors in one answer, as float32.
         tenant_idempotency_bytes: what the answers kept for one tenant's idempotency keys may take.
         failover_wait_s: how long a request waits for a replica to come (back).
-        max_attempts: how many replicas a request may be given to, one after the other, without a
-            token; twice as many with a grammar or an adapter.
+        max_attempts: replicas that may die in a row over a request alone, or of an unknown cause,
+            before it's taken for what kills them.
         stream_start_wait_s: a stream that has no token yet after so long sends its headers; until
             then an error is still an HTTP status.
         sse_heartbeat_s: a comment line after so long without a token; 0: none.

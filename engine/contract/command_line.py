@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import ConfigError
-from engine.contract.switches import switched
+from engine.contract.switches import switched, takes
 
 CONFIG = "--config"
 
@@ -21,7 +21,8 @@ def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None
     Flags of the command line come after the file's, so they win.
 
     Raises:
-        ConfigError: the file can't be read, or holds no settings; a value that is no true or false.
+        ConfigError: the file can't be read, or holds no settings or one that the parser hasn't;
+            a value that is no true or false.
     """
     words = list(words)
     if "--" in words:
@@ -30,7 +31,7 @@ def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None
     rest, files = _without_config(words)
     # Behind the words that no flag names: the file's last setting may be a list, which takes words.
     flags = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
-    given = [word for file in files for word in _file_words(file)]
+    given = [word for file in files for word in _file_words(file, parser)]
     found = [*rest[:flags], *given, *_joined(rest[flags:])]
     return found if parser is None else switched(found, parser)
 
@@ -89,8 +90,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _file_words(file: str) -> list[str]:
-    """The settings of a YAML file as a command line."""
+def _file_words(file: str, parser: argparse.ArgumentParser | None) -> list[str]:
+    """The settings of a YAML file as a command line; a setting has its whole name."""
     import yaml  # not for those who have no such file
 
     try:
@@ -105,6 +106,10 @@ def _file_words(file: str) -> list[str]:
     words: list[str] = []
     for name, value in read.items():
         flag = "--" + name.strip("-").replace("_", "-")
+        if parser is not None and not takes(parser, flag):
+            meant = [each[2:] for each in parser._option_string_actions if each.startswith(flag)]
+            hint = f" Did you mean {meant[0]}?" if meant else ""
+            raise ConfigError(f"--config {file}: there is no setting {name!r}.{hint}", param=name)
         if value is None or value == []:
             continue
         if isinstance(value, bool):

@@ -165,6 +165,8 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
             the server's own limit (a reservation, a budget). None: none. At exactly this token all
             outputs end with finish reason "budget". In a beam search each beam counts.
         trace_headers: W3C's `traceparent` and `tracestate` of the span that asked; {} for none.
+        isolated: it runs in steps of its own until it brings a token: replicas have died over steps
+            that held it among others.
     """
 
     request_id: str
@@ -185,6 +187,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     token_cap: int | None = None
     trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
     prompt_embeds: PromptEmbeds | None = None
+    isolated: bool = False
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):
@@ -388,11 +391,16 @@ def written_fields(deltas: list[TokenDelta]) -> dict[str, int]:
 
 
 class ReplicaNews(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A replica is ready, or (`alive` False) this incarnation of it is gone for good."""
+    """A replica is ready, or (`alive` False) this incarnation of it is gone for good.
+
+    `held`: the requests that it was at when it died, see `engine.contract.step_record`; None: it's
+    not known.
+    """
 
     replica_id: str
     incarnation: str
     alive: bool = False
+    held: list[str] | None = None
 
 
 _inbox_encoder = msgspec.msgpack.Encoder()

@@ -166,6 +166,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `numerics`: what decides its tokens' bits; None while that isn't known.
     `spare`: it takes requests only while no other replica of its model does.
     `loading`: what it's doing while it loads; `load_progress` is the part of its layers.
+    `held`: the requests that its loop is at, once that hasn't come round for a while; else None.
     """
 
     replica_id: str
@@ -186,3 +187,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     process: ProcessStats = msgspec.field(default_factory=ProcessStats)
     sleep_level: int = 0
     loading: LoadPhase | None = None
+    held: list[str] | None = None

@@ -41,6 +41,13 @@ def switched(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     return result
 
 
+def takes(parser: argparse.ArgumentParser, flag: str) -> bool:
+    """Whether the parser has this very option: argparse would take the beginning of one, too."""
+    options = parser._option_string_actions
+    whole = (flag, f"--no-{flag[2:]}", _positive(flag, _switches(parser)))
+    return any(name in options for name in whole)
+
+
 def _switches(parser: argparse.ArgumentParser) -> Mapping[str, str]:
     """The parser's switches, and what says the contrary; "" where leaving it out does."""
     found: dict[str, str] = {}

@@ -119,6 +119,13 @@ class AdapterPool:
         return bool(self._lines or self._held or self._asked) or loading
 
     @property
+    def being_read(self) -> Iterator[Request]:
+        """Requests whose adapter is being read."""
+        for digest, entry in self._entries.items():
+            if entry.loading is not None:
+                yield from self._lines.get(digest, ())
+
+    @property
     def num_waiting(self) -> int:
         """Requests whose adapter isn't there yet."""
         return len(self._held) + sum(map(len, self._lines.values()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -24,14 +22,13 @@ from engine.contract.protocol import (
     EngineStats,
     TokenDelta,
 )
-from engine.contract.tracing import Tracing
 from engine.core.adapter_pool import AdapterPool
 from engine.core.counters import EngineCounters
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
 from engine.core.input_processor import InputProcessor
 from engine.core.prompt_embeds import tensor_of
-from engine.core.request_spans import RequestSpans
+from engine.core.request_spans import spans_of
 from engine.executor.factory import make_executor
 from engine.executor.outcome import Outcome
 from engine.pooling.requests import scheduler_config, without_kv_quota
@@ -89,7 +86,7 @@ class EngineCore:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.config = config
-        self._spans = _spans(config)
+        self._spans = spans_of(config)
         self.executor = executor = make_executor(config)
         self.facts = facts = executor.load(progress)
         self.capacity = capacity = executor.size_cache()
@@ -133,6 +130,8 @@ class EngineCore:
         self.scheduler.drafts.source = self.drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
+        #: Hears before each step which sequences those under way hold then.
+        self.before_step: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
 
     # -- requests -----------------------------------------------------------------------------
@@ -261,7 +260,7 @@ class EngineCore:
         started = time.perf_counter()
         deltas = self._take_loaded() if self.adapters.busy else []
         deltas += self._take_compiled() if self.structured.num_waiting else []
-        deltas += self._complete_down_to(self._most_in_flight)  # an interrupt may leave one more
+        deltas += self._complete_down_to(self._most_beside)  # an interrupt may leave one more
         begun = self._begin()
         for ended in self.scheduler.take_refused():
             deltas += self._exits.refuse(*ended)
@@ -278,9 +277,23 @@ class EngineCore:
                 self.drafter.note_step(begun.plan, seconds)
         return deltas
 
+    @property
+    def under_way(self) -> list[Sequence]:
+        """Sequences of the steps that were begun and aren't updated yet."""
+        return [each for step in self._steps_in_flight for each in step.scheduled]
+
+    @property
+    def _most_beside(self) -> int:
+        """Steps that may be in flight while the next one is begun."""
+        if self._most_in_flight and self.scheduler.isolates:
+            return 0
+        return self._most_in_flight
+
     def _begin(self) -> StepInFlight | None:
         """Schedule a step and have it run; None when there is nothing to compute now."""
         plan, scheduled = self.scheduler.schedule()
+        if self.before_step is not None:
+            self.before_step([*self.under_way, *scheduled] if self._steps_in_flight else scheduled)
         if not scheduled:
             self.executor.prepare(plan)
             if not self._steps_in_flight:
@@ -497,11 +510,3 @@ def _hand_over(
     """Give a step its masks, or the reason why there are none."""
     error = masks.exception()
     give(masks.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
-
-
-def _spans(config: EngineConfig) -> RequestSpans | None:
-    """What records requests' spans, where the settings want any."""
-    if config.otlp_traces_endpoint is None:
-        return None
-    instance = f"{socket.gethostname()}-{os.getpid()}"
-    return RequestSpans(Tracing(config.otlp_traces_endpoint, "quire-engine", instance), config.name)

@@ -51,7 +51,8 @@ class Harvest:
         logprobs = result.logprobs
         self._counters.note_prompts(plan, scheduled)
         for at, (sequence, token_ids) in enumerate(zip(scheduled, result.token_ids, strict=True)):
-            sequence.isolated = False
+            if plan.num_samples[at]:
+                sequence.isolated = False
             if sequence.finished:
                 continue
             if special:

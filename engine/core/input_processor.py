@@ -244,6 +244,7 @@ class InputProcessor:
             ),
             num_resumed_tokens=len(resumed),
             looks_ahead=self._looks_ahead(message),
+            isolated=message.isolated,
         )
         if params.prompt_logprobs is not None and index == 0:
             sequence.prompt_logprobs = [None]

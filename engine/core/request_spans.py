@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from typing import Any
 
+from engine.contract.config import EngineConfig
 from engine.contract.protocol import WARM_UP, EngineRequest
 from engine.contract.tracing import Tracing, context_of
 from engine.scheduler import Request
@@ -40,6 +43,14 @@ class RequestSpans:
     def close(self) -> None:
         """Send what is left."""
         self._tracing.close()
+
+
+def spans_of(config: EngineConfig) -> RequestSpans | None:
+    """What records requests' spans, where the settings want any."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    instance = f"{socket.gethostname()}-{os.getpid()}"
+    return RequestSpans(Tracing(config.otlp_traces_endpoint, "quire-engine", instance), config.name)
 
 
 def _asked(message: EngineRequest, model: str) -> dict[str, Any]:

@@ -60,13 +60,13 @@ class Admitter:
         self._closed = False
         waiting = self._waiting
         if self._passed_over >= _PATIENCE and begun and begun[0] is self._running[0]:
-            self._go_on(builder, begun.pop(0))
+            self.go_on(builder, begun.pop(0))
         while builder.budget > 0:
             head = self._startable(builder)
             if begun:
                 at = waiting.next_begun(begun)
                 if head is None or not waiting.precedes(head, begun[at]):
-                    self._go_on(builder, begun.pop(at))
+                    self.go_on(builder, begun.pop(at))
                     continue
             if head is None:
                 break
@@ -83,7 +83,7 @@ class Admitter:
         elif builder.preempted:
             self._passed_over += 1
 
-    def _go_on(self, builder: StepBuilder, sequence: Sequence) -> None:
+    def go_on(self, builder: StepBuilder, sequence: Sequence) -> None:
         """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
 
         One that gave them and was started again has its tokens of this step already.
@@ -102,7 +102,7 @@ class Admitter:
             quota = self._runs.quota_of(head)
             if builder.preempted and not self._gave_nothing(builder, quota):
                 return None
-            if not self._full or self._claim_seat(builder, head, quota):
+            if not self.full or self._claim_seat(builder, head, quota):
                 return head
             if waiting.num_tenants == 1:
                 return None
@@ -178,7 +178,7 @@ class Admitter:
         return not kv.can_allocate(head.seq_id, quota, computed, count, prefix)
 
     @property
-    def _full(self) -> bool:
+    def full(self) -> bool:
         """Whether all seats are taken."""
         return len(self._running) >= self._config.max_num_seqs
 
@@ -192,7 +192,7 @@ class Admitter:
         """Sequences that fit into what is reserved for their tenants, when the pool is full."""
         for quota in list(self._kv.quotas.reserving):
             head = self._waiting.head_of(quota.name)
-            full = self._full or builder.budget <= 0
+            full = self.full or builder.budget <= 0
             if head is not None and not head.isolated and not full:
                 self.admit(builder, head)
 

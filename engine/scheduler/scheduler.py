@@ -71,6 +71,9 @@ class Scheduler:
         #: Work for prompts in the step that was scheduled last.
         self.prompt_load = PromptLoad()
         self._appended: list[tuple[int, int]] = []
+        #: Who has steps of its own until it brings a token, from its first one on.
+        self._lone: Sequence | None = None
+        self._was_alone = False
 
     def concurrency(self, num_tokens: int) -> float:
         """How many sequences of so many tokens the pool holds at once."""
@@ -128,15 +131,52 @@ class Scheduler:
         if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
         builder = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_room())
-        self.prompt_load = builder.prefill.load
-        head = self.waiting.peek()
-        alone = head is not None and head.isolated and self._admitter.admit(builder, head)
-        if not alone:
+        if not self._deal_alone(builder):
             self._admitter.deal_prompts(builder, self._schedule_decodes(builder))
+        self.prompt_load = builder.prefill.load
         self.drafts.add(builder)
         builder.plan.removed = self._runs.take_removed()
         builder.plan.appended, self._appended = self._appended, []
         return builder.plan, builder.scheduled
+
+    @property
+    def isolates(self) -> bool:
+        """Whether a step is, or comes next, that nothing may run beside, no other step either."""
+        head = self.waiting.peek()
+        return self._runs_alone() is not None or (head is not None and head.isolated)
+
+    def _runs_alone(self) -> Sequence | None:
+        """Who has begun with steps of its own and hasn't brought a token."""
+        lone = self._lone
+        if lone is not None and not (lone.isolated and lone.status is Status.RUNNING):
+            lone = self._lone = None
+        return lone
+
+    def _deal_alone(self, builder: StepBuilder) -> bool:
+        """Give the step to who must have steps of its own; False: to the others.
+
+        They have every second one: of many such prompts none keeps them from their tokens.
+        """
+        lone = self._runs_alone()
+        others = len(self.running) > (lone is not None)
+        self._was_alone = not (self._was_alone and others) and self._go_alone(builder, lone)
+        return self._was_alone
+
+    def _go_alone(self, builder: StepBuilder, lone: Sequence | None) -> bool:
+        """`lone`: who has begun so; None: the queue's head may. False: nobody may, or has room."""
+        if lone is not None:
+            builder.prefill = PrefillRoom(builder.budget)  # nobody decodes beside it
+            self._admitter.go_on(builder, lone)
+            return True
+        head = self.waiting.peek()
+        if head is None or not head.isolated or self._admitter.full:
+            return False
+        shared, builder.prefill = builder.prefill, PrefillRoom(builder.budget)
+        if self._admitter.admit(builder, head):
+            self._lone = head
+            return True
+        builder.prefill = shared
+        return False
 
     # -- beams --------------------------------------------------------------------------------
 
@@ -219,6 +259,7 @@ class Scheduler:
     def _schedule_decodes(self, builder: StepBuilder) -> list[Sequence]:
         """Running sequences that decode, in order; the others, which have prompt left."""
         begun: list[Sequence] = []
+        lone = self._runs_alone()
         if self.config.scheduling_policy != "fcfs":
             # So that the lowest priority is always the last.
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
@@ -229,7 +270,7 @@ class Scheduler:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
             pending = len(sequence.token_ids) + sequence.num_placeholders - computed
-            if sequence.num_placeholders and sequence.ends_in_flight:
+            if sequence is lone or (sequence.num_placeholders and sequence.ends_in_flight):
                 index += 1
                 continue
             decode = decodes(pending)

@@ -72,7 +72,8 @@ class Sequence:
     num_queued_tokens: int = 0
     #: How many tokens after the known ones the steps being run will sample.
     num_placeholders: int = 0
-    #: Must run in a step of its own, to find out which sequence of a failed step is to blame.
+    #: Must run in steps of its own until it brings a token, to find out who is to blame: for a step
+    #: that failed, or for a replica that died over one.
     isolated: bool = False
 
     @property

@@ -104,12 +104,17 @@ class HeartbeatWriter(threading.Thread):
         self._tell_watched(written if isinstance(written, bytes) else b"")
         return True
 
-    def _tell(self, replica_id: str, incarnation: str, *, alive: bool) -> None:
-        news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, alive=alive)
+    def _tell(
+        self, replica_id: str, incarnation: str, *, alive: bool, held: list[str] | None = None
+    ) -> None:
+        news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, alive=alive, held=held)
         self._redis.publish(protocol.news_key(self._prefix), protocol.encode(news))
 
-    def stop(self, replica_id: str, *, forget: bool) -> None:
-        """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL."""
+    def stop(self, replica_id: str, *, forget: bool, held: list[str] | None = None) -> None:
+        """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL.
+
+        `held`: the requests that the end may be due to.
+        """
         self._stopping.set()
         self.join(timeout=2.0)
         if not forget:
@@ -120,6 +125,6 @@ class HeartbeatWriter(threading.Thread):
                 protocol.owner_key(replica_id, self._prefix),
             )
             self._redis.srem(protocol.replicas_key(self._prefix), replica_id)
-            self._tell(replica_id, self._make().incarnation, alive=False)
+            self._tell(replica_id, self._make().incarnation, alive=False, held=held)
         except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

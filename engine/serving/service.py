@@ -35,13 +35,16 @@ from engine.contract.protocol import (
     TokenDelta,
 )
 from engine.contract.redis_clients import patient_client
+from engine.contract.step_record import StepRecorder
 from engine.core.engine_core import EngineCore
 from engine.core.stats_log import StatsLog
+from engine.scheduler import Sequence
 from engine.serving.adapters import AdapterControls, unload
 from engine.serving.arguments import parse_args
 from engine.serving.block_map import BlockMap, FramePublisher
 from engine.serving.fence import Fence, FencedOff
 from engine.serving.heartbeat import HeartbeatWriter
+from engine.serving.held import HeldRequests
 from engine.serving.inbox import InboxReader
 from engine.serving.layers import publish_layers
 from engine.serving.load import load_core
@@ -62,6 +65,8 @@ _IDLE_WAIT_S = 0.2
 #: How long messages are handled before the next step.
 _TAKE_S = 0.01
 _REMEMBERED_IDS = 8192
+#: After so long in one step its requests are named in the heartbeat.
+_LONG_STEP_S = 5.0
 #: Exit status of a replica that can't go on, and whose model isn't to blame.
 _FAULT = 70
 
@@ -102,6 +107,7 @@ class EngineService:
         self._output = StepOutput()
         self._pause = Pause()
         self._sleep_level = 0
+        self._held = HeldRequests(StepRecorder.inherited(self.incarnation))
         self._adapters = AdapterControls()
         self._profiler = Profiler()
         self._throughput = Throughput()
@@ -133,6 +139,7 @@ class EngineService:
         self._heart.beat()
         log.info("Replica %s serves %s.", self.replica_id, self.config.name)
         status = 0
+        self.core.before_step = self._note_step
         try:
             self._serve(self.core, drain_timeout)
         except EngineFault as error:
@@ -141,7 +148,9 @@ class EngineService:
             status = _FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)
-        self._heart.stop(self.replica_id, forget=True)
+        # What a drain has left is no fault of theirs.
+        held = self._held.ids if status else []
+        self._heart.stop(self.replica_id, forget=True, held=held)
         self._stat_loggers.close(self.core.snapshot())
         self.core.shutdown()
         log.info("Replica %s has stopped.", self.replica_id)
@@ -197,6 +206,11 @@ class EngineService:
             # Gateways see this incarnation end and go on elsewhere with what they have.
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
+    def _note_step(self, under_way: list[Sequence]) -> None:
+        adapters = self.core.adapters if self.core else None
+        reading = adapters.being_read if adapters is not None and adapters.busy else ()
+        self._held.begin_step(under_way, reading)
+
     def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
         """Handle the messages that are there; when idle, wait a little for the first.
 
@@ -232,6 +246,7 @@ class EngineService:
         self._gateways[request_id] = message.gateway_id
         try:
             self._pause.check_new()
+            self._held.take_in(request_id, core.under_way)
             core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
         except QuireError as error:
             self._deliver(refusal(message, error))
@@ -369,6 +384,7 @@ class EngineService:
             spare=self.spare,
             adapters=core.adapters.states() if core else [],
             loading=self.loading,
+            held=self._held.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
 
 

@@ -267,6 +267,7 @@ class EngineClient:
                 # The replica restarted and took up what it had left. It begins anew, and without
                 # a seed its tokens differ: go on from the tokens that the client has.
                 self.fleet.forget(flight.replica_id)
+                flight.suspect()
                 self.orphan(flight, "its replica restarted")
 
     def _take_farewell(self, delta: TokenDelta) -> None:

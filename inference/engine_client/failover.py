@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineUnavailable, ModelReplaced
-from engine.contract.protocol import HEARTBEAT_INTERVAL_S, ReplicaNews
+from engine.contract.protocol import HEARTBEAT_INTERVAL_S, ReplicaNews, first_attempt
 from engine.contract.redis_link import refusal_of
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import Flight
@@ -39,13 +39,13 @@ UNREAD_S = 2.0
 #: A request that gets a token out of each attempt is hardly what kills its replicas: it gets so
 #: many times `max_attempts`.
 ATTEMPTS_WITH_TOKENS = 10
-#: With a grammar or an adapter so many times `max_attempts` in a row may bring no token:
-#: each replica compiles or loads these first, so that it may die before the request ever ran.
-ATTEMPTS_WITH_PREPARATION = 2
 #: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
 LOADING_IS_WORTH = 4
 #: An abort that an engine did not answer for so long won't be answered.
 FAREWELL_S = 10.0
+
+_STOPPED, _RESTARTED = "its replica's heartbeat stopped", "its replica restarted"
+_STANDS_STILL = "its replica makes no progress"
 
 
 class Watchman:
@@ -86,11 +86,21 @@ class Watchman:
             await self.tick()
             return
         self._client.fleet.bury(news.replica_id, news.incarnation)
-        lost = [f for f in self._client.flights if f.incarnation == news.incarnation]
-        for flight in lost:
-            self._client.orphan(flight, "its replica died")
+        held = _of(news.held)
+        lost = 0
+        for flight in self._client.flights:
+            if flight.incarnation == news.incarnation:
+                lost += 1
+                flight.judge(held)
+                self._client.orphan(flight, "its replica died")
+            elif news.incarnation in flight.suspected:
+                flight.suspected.discard(news.incarnation)
+                flight.judge(held)
         if lost:
-            logger.warning("%d requests leave replica %s: it died.", len(lost), news.replica_id)
+            was_at = "" if held is None else f" while it was at {len(held)} requests"
+            logger.warning(
+                "%d requests leave replica %s: it died%s.", lost, news.replica_id, was_at
+            )
 
     async def tick(self) -> None:
         """Read the heartbeats and move what is lost. While Redis is away nothing is judged."""
@@ -152,10 +162,14 @@ class Watchman:
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
                 reason = _lost(flight, replica)
+                if reason == _STANDS_STILL and replica is not None:
+                    flight.judge(_of(replica.heartbeat.held))
+                elif reason in (_STOPPED, _RESTARTED):
+                    flight.suspect()
                 if not reason and (reason := self._unread(flight)):
                     flight.excuse()  # it drains at somebody's word
                 if not reason and (reason := self._silent(flight)):
-                    flight.suspected.add(flight.incarnation)
+                    flight.suspect()
                 if reason:
                     lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)
@@ -165,7 +179,7 @@ class Watchman:
             logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)
 
     def _forgive(self, flight: Flight) -> None:
-        """Replicas that it left as silent and that are heard again were slow: not its fault."""
+        """Replicas that it left unheard and that are heard again were slow: not its fault."""
         for replica in self._client.fleet if flight.suspected else ():
             if replica.heartbeat.incarnation in flight.suspected and not replica.silent:
                 flight.suspected.discard(replica.heartbeat.incarnation)
@@ -195,8 +209,7 @@ class Watchman:
     def replace(self, flight: Flight) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
         most = self._client.settings.max_attempts
-        in_a_row = most * (ATTEMPTS_WITH_PREPARATION if flight.needs_preparation else 1)
-        if flight.fruitless >= in_a_row or flight.attempt >= most * ATTEMPTS_WITH_TOKENS:
+        if flight.fruitless >= most or flight.counted >= most * ATTEMPTS_WITH_TOKENS:
             times = flight.attempt
             error = EngineFault(f"The request was given to {times} replicas and none finished it.")
             self._client.fail(flight, error)
@@ -231,19 +244,24 @@ class Watchman:
         return known and any(replica.heartbeat.state == "loading" for replica in replicas)
 
 
+def _of(held: list[str] | None) -> frozenset[str] | None:
+    """Requests that a replica was at, as gateways call them."""
+    return None if held is None else frozenset(map(first_attempt, held))
+
+
 def _lost(flight: Flight, replica: Replica | None) -> str:
     """Why the flight's replica is lost to it, or ""."""
     if replica is None:
-        return "its replica's heartbeat stopped"
+        return _STOPPED
     beat = replica.heartbeat
     if beat.incarnation != flight.incarnation:
-        return "its replica restarted"
+        return _RESTARTED
     if beat.state == "sleeping" or beat.paused:
         return ""  # it goes on with the flight when it wakes up, or is resumed
     if beat.state not in ("ready", "draining"):
         return f"its replica is {beat.state}"
     if replica.stalled:
-        return "its replica makes no progress"
+        return _STANDS_STILL
     unheard = time.monotonic() - flight.heard_at
     if unheard > UNHEARD_S and not beat.stats.num_requests_waiting:
         busy = beat.stats.num_requests_running > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,9 @@ from inference.engine_client.mailbox import Mailbox, Piece, piece_of
 
 #: Of one flight: changes of replica that are remembered.
 MOST_HOPS = 20
+#: After so many replicas in a row that died over a step of it among others, without a token in
+#: between, it runs in steps of its own: then a death says who is to blame.
+MOST_IN_COMPANY = 2
 
 
 class LostTokens(Exception):
@@ -41,8 +44,12 @@ class Flight:
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
         last_replica_id: where it runs or ran last.
-        attempt: how often it was given to a replica. fruitless: how many of these in a row brought
-            no token, other than for want of Redis. resumed: the present one goes on from tokens.
+        attempt: how often it was given to a replica. counted: the same but those that ended for no
+            fault of its own. fruitless: how many of these in a row brought no token, and weren't
+            ended by the death of a replica that was at others' requests as well. resumed: the
+            present one goes on from tokens.
+        in_company: replicas in a row that died while they were at this request and others, and it
+            had no token of any. isolated: it runs in steps of its own now.
         numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
         numerics_changed: whether a replica with others went on with tokens that were there.
         waiting_since: monotonic, while it waits.
@@ -50,7 +57,8 @@ class Flight:
         ran: whether an engine has computed anything for it.
         stream: under which name its tokens are kept for other gateways, "": they aren't.
         epoch: how often another gateway had taken it up before.
-        suspected: incarnations that it left because they were silent, not heard again yet.
+        suspected: incarnations that it left without knowing what became of them, since its last
+            token.
         leaving: set when it was abandoned; done when the engine has answered the abort.
         records: of the engine, by output, as far as they came. told: set when it ended here before
             the engine said so; done when all records are there.
@@ -68,7 +76,10 @@ class Flight:
     incarnation: str = ""
     last_replica_id: str = ""
     attempt: int = 0
+    counted: int = 0
     fruitless: int = 0
+    in_company: int = 0
+    isolated: bool = False
     resumed: bool = False
     numerics: Numerics | None = None
     numerics_changed: bool = False
@@ -118,12 +129,6 @@ class Flight:
         return bool(self.replica_id)
 
     @property
-    def needs_preparation(self) -> bool:
-        """Whether a replica that has nothing of it yet must compile or load something first."""
-        request = self.request
-        return request.adapter is not None or request.sampling.structured_outputs is not None
-
-    @property
     def done(self) -> bool:
         """Whether every output has finished."""
         return all(self.finished)
@@ -140,7 +145,9 @@ class Flight:
         self.last_replica_id = beat.replica_id
         self._hop("")
         self.heard_at = time.monotonic()
+        self.counted += 1
         self.fruitless += 1
+        self.isolated = self.in_company >= MOST_IN_COMPANY
         self.resumed = self.began
         self.numerics_changed |= self.resumed and beat.numerics != self.numerics
         self.numerics = beat.numerics
@@ -149,6 +156,7 @@ class Flight:
             request_id=self.engine_id,
             resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
+            isolated=self.isolated,
         )
 
     @property
@@ -163,7 +171,25 @@ class Flight:
 
     def excuse(self) -> None:
         """What ends the present attempt is no fault of the request, nor of its replica."""
+        self.counted = max(0, self.counted - 1)
         self.fruitless = max(0, self.fruitless - 1)
+
+    def suspect(self) -> None:
+        """It leaves its replica, and what became of that isn't known yet."""
+        self.suspected.add(self.incarnation)
+
+    def judge(self, held: Collection[str] | None) -> None:
+        """A replica that had it died, or stands still, while it was at these requests.
+
+        `held`: their ids without the numbers of attempts; None: not known, and then it counts.
+        """
+        if held is None:
+            return
+        if self.request.request_id not in held:
+            self.excuse()
+        elif len(held) > 1 and not self.isolated:
+            self.in_company += 1
+            self.fruitless = max(0, self.fruitless - 1)
 
     def _hop(self, reason: str) -> None:
         """It comes to its replica, or leaves it for a reason."""
@@ -202,7 +228,8 @@ class Flight:
                 piece.prompt_logprobs = None
             self.prompt_logprobs_seen = True
         if piece.token_ids:
-            self.fruitless = 0
+            self.fruitless = self.in_company = 0
+            self.suspected.clear()
         if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
             piece.num_cached_tokens = 0

@@ -149,7 +149,14 @@ class Generation:
             if position is None:
                 admission = await cls._admit(job)
             else:
-                admission, taken = await take_over(job, position, fingerprint)
+                # To its end, though its client may leave meanwhile: what is this gateway's by then
+                # must be ended and billed by it.
+                begun = asyncio.create_task(take_over(job, position, fingerprint))
+                try:
+                    admission, taken = await asyncio.shield(begun)
+                except asyncio.CancelledError:
+                    spawn(cls._let_go(begun, job, outputs, fingerprint))
+                    raise
             generation = cls(job, admission, outputs, taken)
         except BaseException as error:
             # Its client left, say, while Redis let it in: nobody else gives back what it holds.
@@ -158,6 +165,23 @@ class Generation:
             raise
         generation._continuity.begin(fingerprint, admission)
         return generation
+
+    @classmethod
+    async def _let_go(
+        cls,
+        begun: asyncio.Task[tuple[Admission, Taken]],
+        job: Job,
+        outputs: list[list[OutputState]],
+        fingerprint: bytes,
+    ) -> None:
+        """End a stream whose client left while it was taken over, if that succeeds."""
+        try:
+            admission, taken = await begun
+        except QuireError:
+            return  # it's still the other gateway's, or nobody's
+        generation = cls(job, admission, outputs, taken)
+        generation._continuity.begin(fingerprint, admission)
+        generation.release()
 
     @staticmethod
     async def _admit(job: Job) -> Admission:

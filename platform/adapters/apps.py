@@ -14,13 +14,18 @@ class AdaptersConfig(AppConfig):
     verbose_name = "LoRA adapters"
 
     def ready(self) -> None:
-        """Versions that wait are handed to a worker; what is kept of tenants is named."""
+        """Versions that wait are handed to a worker; what is kept of tenants, and what these may
+        name, is named.
+        """
         from adapters.events import adapters_changed, version_waits
         from adapters.holdings import register_all
+        from adapters.names import names_for
+        from tenants import model_names
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
         adapters_changed.connect(_tell_pins, dispatch_uid="adapters.pins")
         register_all()
+        model_names.register(names_for)
 
 
 def _send(version: Any, **_: object) -> None:

@@ -10,9 +10,18 @@ class CatalogConfig(AppConfig):
     verbose_name = "Models and replicas"
 
     def ready(self) -> None:
-        """A tenant that is erased leaves the models that it could use."""
+        """A tenant that is erased leaves the models that it could use; those are named."""
+        from catalog.access import access_served_models
         from catalog.models import ServedModel
+        from tenants import model_names
         from tenants.holdings import Holding, register
 
         links = ServedModel.tenants.through._default_manager
+        model_names.register(
+            lambda tenant: (
+                name
+                for own, aliases in access_served_models(tenant).values_list("name", "aliases")
+                for name in (own, *aliases)
+            )
+        )
         register(Holding("models", erase=lambda tenant: links.filter(tenant=tenant).delete()[0]))

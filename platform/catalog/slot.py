@@ -17,6 +17,7 @@ from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, spawn
 from catalog.replica_log import ReplicaLog
 from engine.contract.protocol import Heartbeat
+from engine.contract.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Slot:
         self.model_name = model_name
         self.command, self.cwd, self.asked = list(command), cwd, asked
         self.process: ManagedProcess | None = None
+        #: What the process says of each step before it; whoever looks after its end takes it over.
+        self.record: StepRecord | None = None
         self.last_pid = 0
         #: An incarnation in the place of that which the process hasn't told yet.
         self.mark = ""
@@ -123,25 +126,31 @@ class Slot:
 
     def _spawn(self) -> ManagedProcess:
         """Its process, whose standard error goes through the log where there is one."""
+        record = StepRecord.create()
         ours, its = os.pipe() if self._log is not None else (None, None)
+        # Behind a pipe it can't see that a person looks on.
+        env = {"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else {}
         try:
             process = spawn(
                 self.command,
                 name=self.replica_id,
                 cwd=self.cwd,
-                # Behind a pipe it can't see that a person looks on.
-                env={"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else None,
+                env=env | (record.environment if record is not None else {}),
                 stderr=its,
+                pass_fds=(record.fd,) if record is not None else (),
                 # Streams survive a killed engine; one that nobody supervises would hold the memory.
                 death_signal=signal.SIGKILL,
             )
         except BaseException:
             if ours is not None:
                 os.close(ours)
+            if record is not None:
+                record.close()
             raise
         finally:
             if its is not None:
                 os.close(its)
+        self.record = record
         end_when_frozen(process)
         if self._log is not None and ours is not None:
             self._log.say(f"process {process.pid} starts")

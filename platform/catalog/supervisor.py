@@ -212,7 +212,7 @@ class Supervisor:
         before = slot.process
         slot.start_if_due(occupied)
         if slot.process is not None and slot.process is not before:
-            deaths.watch(slot.process, slot.replica_id, self._redis, self.prefix)
+            deaths.watch(slot.process, slot.replica_id, self._redis, self.prefix, slot.record)
         if is_silent(slot, beat):
             say_coming(self._redis, self.prefix, slot)
 

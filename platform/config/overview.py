@@ -14,6 +14,7 @@ GROUPS = {
         "load_model",
         "unload_model",
         "delete_model",
+        "restart_model",
         "sleep_model",
         "wake_model",
         "load_report",

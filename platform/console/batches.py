@@ -188,6 +188,7 @@ def figures(row: Batch) -> dict[str, Any]:
         "percent": round(100 * done / row.total) if row.total else 0,
         "open": row.status in OPEN,
         "errors": len(row.errors),
+        "why": str(row.errors[0].get("message", "")) if row.errors else "",
         "created": row.created_at.strftime("%Y-%m-%d %H:%M"),
         "left": _left(row),
     }

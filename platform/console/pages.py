@@ -63,7 +63,7 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("playground", "", "Playground", "chat", "console.views.playground"),
         Page("overview", "console/", "Overview", "pulse", "console.overview.page.overview"),
     ),
-    "Inside": (
+    "Observability": (
         Page(
             "requests",
             "console/requests/",

@@ -178,6 +178,7 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
     actor = as_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
     check_public(url)
+    Tenant.objects.select_for_update().get(pk=tenant.pk)  # one at a time: a tenant has one
     Webhook.objects.filter(tenant=tenant).delete()
     hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
     record(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)

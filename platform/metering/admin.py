@@ -9,8 +9,11 @@ from django.http import HttpRequest, HttpResponse
 from metering import actions
 from metering.models import Budget, Price, UsageEntry
 from metering.money import amount_text
-from metering.spending import states_of
+from metering.spending import BudgetState, states_of
 from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
+
+#: Where a budget of a page keeps how it stands.
+SEEN = "seen_state"
 
 
 def duration(milliseconds: float) -> str:
@@ -136,10 +139,18 @@ class BudgetAdmin(ActionsAdmin):
         """What a budget is for stays; what it allows may change."""
         return ("tenant", "api_key", "model", "period") if obj else ()
 
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """How all of the page's budgets stand is read at once."""
+        found = super().get_changelist_instance(request)
+        found.result_list = list(found.result_list)
+        for state in states_of(found.result_list):
+            setattr(state.budget, SEEN, state)
+        return found
+
     @admin.display(description="spent in this period")
     def spent(self, budget: Budget) -> str:
         """Tokens and money."""
-        (state,) = states_of([budget])
+        state: BudgetState = getattr(budget, SEEN)
         return f"{state.tokens:,} tokens, {amount_text(state.nanos)}"
 
     def save_model(self, request: HttpRequest, obj: Budget, form: Any, change: bool) -> None:

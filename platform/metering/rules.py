@@ -156,12 +156,13 @@ def read_rules(tenant_id: int) -> Rules:
         if prices is None:
             prices = _read_prices()
             _prices.put("all", prices)
-        return Rules(zone or "UTC", budgets, _families(narrowed), dict(prices))
+        return Rules(zone or "UTC", budgets, families_of(narrowed), dict(prices))
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
 
 
-def _families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
+def families_of(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """Each of these keys -> it and those that followed it by rotation."""
     if not key_ids:
         return {}
     found = {key_id: [key_id] for key_id in key_ids}

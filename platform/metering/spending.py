@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import redis
+from django.db import DatabaseError, InterfaceError
 from django.db.models import QuerySet
 
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.redis_clients import sync_client
-from metering.rules import Limit, read_rules
+from metering.rules import Limit, families_of, limit_of
 from metering.seeding import spent
 from tenants.access import access_role
 from tenants.actors import Actor, as_actor, require_role
-from tenants.errors import NotFound
+from tenants.errors import NotFound, ServiceUnavailable
 from tenants.models import Role, Tenant, User
 
 
@@ -96,31 +98,62 @@ def access_prices() -> QuerySet[Price]:
     return Price.objects.all()
 
 
-def states_of(budgets: list[Budget], moment: datetime | None = None) -> list[BudgetState]:
-    """How budgets of one tenant stand. May block; without Redis the ledger tells."""
+def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
+    """How budgets stand, of one tenant or of many, read together. May block.
+
+    What Redis doesn't know the ledger tells, for one budget at a time. Their tenants should be
+    selected with them. Raises `ServiceUnavailable` without the database.
+    """
     if not budgets:
         return []
     moment = moment or datetime.now(UTC)
-    rules = read_rules(budgets[0].tenant_id)
+    try:
+        limits = _limits(budgets, moment)
+        return [
+            _state(budget, limit, found)
+            for budget, limit, found in zip(budgets, limits, _counters(limits), strict=True)
+        ]
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
+
+
+def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:
+    keys = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
+    families = families_of(keys)
+    return [
+        limit_of(
+            budget,
+            () if budget.api_key_id is None else families[budget.api_key_id],
+            budget.tenant.time_zone or "UTC",
+            moment,
+        )
+        for budget in budgets
+    ]
+
+
+def _counters(limits: Sequence[Limit]) -> list[list[int]]:
+    """Of each: tokens and nanos spent, and held; [] where Redis doesn't know."""
+    names = ("tokens", "nanos", "held_tokens", "held_nanos")
     client = sync_client()
     try:
-        return [_state(client, budget, rules.limit(budget, moment)) for budget in budgets]
+        with client.pipeline(transaction=False) as asked:
+            for limit in limits:
+                asked.hmget(limit.redis_key, names)
+            replies = asked.execute()
+    except redis.RedisError:
+        return [[] for _ in limits]
     finally:
         client.close()
+    return [
+        [] if values[0] is None else [0 if value is None else int(value) for value in values]
+        for values in replies
+    ]
 
 
-def _state(client: redis.Redis, budget: Budget, limit: Limit) -> BudgetState:
-    names = ("tokens", "nanos", "held_tokens", "held_nanos")
-    try:
-        values = client.hmget(limit.redis_key, names)
-        found = [-1 if value is None else int(value) for value in values]
-    except redis.RedisError:
-        found = [-1]
-    if found[0] < 0:
-        found = [*spent(limit, {}), 0, 0]
+def _state(budget: Budget, limit: Limit, found: list[int]) -> BudgetState:
     return BudgetState(
         budget,
         datetime.fromtimestamp(limit.start, UTC),
         datetime.fromtimestamp(limit.end, UTC),
-        *(max(0, value) for value in found),
+        *(max(0, value) for value in found or [*spent(limit, {}), 0, 0]),
     )

@@ -86,6 +86,8 @@ def test_progress_and_errors_are_told(login: Login) -> None:
     assert "&lt;b&gt;No body.&lt;/b&gt;" in page
     (told,) = ada.get(f"/console/api/batches?tenant=acme&batch={batch.public_id}").json()["batches"]
     assert (told["open"], told["errors"]) == (False, 1)
+    listed = ada.get("/console/batches/?tenant=acme").content.decode()
+    assert "&lt;b&gt;No body.&lt;/b&gt;" in listed
 
 
 @pytest.mark.usefixtures("committed", "folder")

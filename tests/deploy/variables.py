@@ -10,7 +10,7 @@ NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
 #: Of the tests alone.
 OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
 #: What a process of ours tells those that it starts: none is an operator's to set.
-BETWEEN_PROCESSES = {"QUIRE_FROM_FLAGS", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY"}
+BETWEEN_PROCESSES = {"QUIRE_FROM_FLAGS", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY", "QUIRE_STEP_RECORD"}
 
 
 def named_in(text: str) -> set[str]:

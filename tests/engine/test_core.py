@@ -286,6 +286,48 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
         assert tokens(found[f"ok{index}", 0]) == expected[1:]
 
 
+def test_fault_27_a_request_that_breaks_a_later_step_of_its_prompt_fails_alone(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the prompt's beginning is cached: each time it begins anew."""
+    core = make(model_folder, max_num_batched_tokens=16, enable_prefix_caching=False)
+    core.add_request(request([5, 6, 7], "ok", sampling={"max_tokens": 30}))
+    core.step()
+    bad = core.add_request(request(list(range(10, 50)), "bad")).sequences[0]
+    execute = core.executor.execute
+
+    def failing(plan: StepPlan) -> StepResult:
+        if bad.seq_id in plan.seq_ids and bad.num_computed_tokens > 20:
+            core.executor._runner.batch.apply(plan)
+            raise Poison("out of memory")
+        return execute(plan)
+
+    monkeypatch.setattr(core.executor, "execute", failing)
+    found = finish(core)
+    assert found["bad", 0][-1].finish_reason == "error"
+    assert found["ok", 0][-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_of_an_isolated_request_are_begun_beside_no_other(
+    model_folder: Folder, ahead: bool
+) -> None:
+    core = make(model_folder, max_num_batched_tokens=16, async_scheduling=ahead)
+    heard: list[set[str]] = []
+    core.before_step = lambda under_way: heard.append({s.request.request_id for s in under_way})
+    core.add_request(request([5, 6, 7], "before", sampling={"max_tokens": 30}))
+    core.step()
+    core.add_request(request(list(range(10, 50)), "lone", isolated=True))
+    core.add_request(request([8, 9], "behind"))
+    found = finish(core)
+    with_it = [held for held in heard if "lone" in held]
+    assert with_it[:3] == [{"lone"}] * 3, "its prompt's three steps"
+    assert {"lone", "before"} <= set.union(*with_it[3:])
+    calm = make(model_folder, max_num_batched_tokens=16)
+    calm.add_request(request(list(range(10, 50)), "lone"))
+    assert tokens(found["lone", 0]) == tokens(finish(calm)["lone", 0])
+
+
 def test_the_last_delta_carries_the_flight_record(model_folder: Folder) -> None:
     core = make(model_folder, max_num_batched_tokens=16)
     core.add_request(request(list(range(10, 50)), arrival_time=0.0))

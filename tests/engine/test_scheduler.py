@@ -190,8 +190,58 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
     assert plan.seq_ids == [first.seq_id]
     assert plan.removed == [second.seq_id, first.seq_id]
     first.isolated = False
-    plan, scheduled = driver.scheduler.schedule()
-    assert plan.seq_ids == [second.seq_id]
+    first.token_ids.append(7)
+    assert driver.step().seq_ids == [first.seq_id], "others have every second step"
+    assert driver.step().seq_ids == [second.seq_id]
+
+
+def test_an_isolated_prompt_shares_none_of_its_steps() -> None:
+    driver = Driver(num_blocks=50, token_budget=8)
+    lone = driver.add(list(range(20)))
+    lone.isolated = True
+    rows = []
+    for _ in range(3):
+        assert driver.scheduler.isolates
+        plan = driver.step()
+        rows.append((plan.seq_ids, plan.num_scheduled))
+        driver.add([4, 5, 6])
+    assert rows == [([lone.seq_id], [count]) for count in (8, 8, 4)]
+    lone.isolated = False  # as it brings a token
+    assert not driver.scheduler.isolates
+    assert lone.seq_id in (shared := driver.step().seq_ids)
+    assert len(shared) > 1
+
+
+def test_who_runs_beside_an_isolated_prompt_has_every_second_step() -> None:
+    driver = Driver(num_blocks=50, token_budget=8)
+    other = driver.add([1, 2, 3])
+    driver.step()  # it decodes
+    lone = driver.add(list(range(20)))
+    lone.isolated = True
+    rows = [driver.step().seq_ids for _ in range(6)]
+    assert rows == [[lone.seq_id], [other.seq_id]] * 3
+
+
+def test_an_isolated_prompt_waits_for_a_seat_and_takes_the_next_one() -> None:
+    driver = Driver(num_blocks=50, max_num_seqs=1)
+    seated = driver.add([1, 2])
+    driver.step()
+    lone = driver.add([3, 4])
+    lone.isolated = True
+    for _ in range(3):
+        assert driver.step().seq_ids == [seated.seq_id]
+    driver.scheduler.finish(seated, "stop")
+    assert driver.step().seq_ids == [lone.seq_id]
+
+
+def test_an_isolated_prompt_that_ends_lets_the_others_go_on() -> None:
+    driver = Driver(num_blocks=50, token_budget=8)
+    lone = driver.add(list(range(20)))
+    lone.isolated = True
+    assert driver.step().seq_ids == [lone.seq_id]
+    other = driver.add([4, 5, 6])
+    driver.scheduler.finish(lone, "abort")
+    assert driver.step().seq_ids == [other.seq_id]
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])

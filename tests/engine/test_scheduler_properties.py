@@ -112,8 +112,8 @@ class Chaos:
         if fails:
             scheduler.undo((plan, scheduled))
         else:
-            for sequence in scheduled:
-                sequence.isolated = False
+            for sequence, samples in zip(scheduled, plan.num_samples, strict=True):
+                sequence.isolated = sequence.isolated and not samples
                 if sequence.num_computed_tokens == sequence.num_tokens:
                     self._token(sequence)
         scheduler.check_integrity()

@@ -234,6 +234,22 @@ def test_a_file_of_settings_comes_before_the_command_line(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("max_num_seq", "max-num-seqs"), ("max-num-s", "max-num-seqs"), ("nothing_like_it", "")],
+)
+def test_a_name_in_the_file_that_is_no_setting_is_refused(
+    tmp_path: Path, name: str, meant: str
+) -> None:
+    """argparse alone would take the beginning of one for it."""
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"{name}: 4\n")
+    with pytest.raises(ConfigError, match=name) as refusal:
+        parse(f"--config {file}")
+    assert refusal.value.param == name
+    assert (f"Did you mean {meant}" in refusal.value.message) is bool(meant)
+
+
 @pytest.mark.parametrize("line", [["M", "--x", "1"], ["--x", "1", "M"], ["M"]])
 def test_a_list_in_the_file_takes_no_words_of_the_command_line(
     tmp_path: Path, line: list[str]

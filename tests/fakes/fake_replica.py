@@ -47,6 +47,7 @@ from engine.contract.protocol import (
     TokenDelta,
     TokenLogprobs,
 )
+from engine.contract.step_record import StepRecorder
 
 
 def expected_token(prompt: list[int], index: int, position: int, low: int, high: int) -> int:
@@ -141,6 +142,7 @@ class FakeReplica:
         self.by_operator: set[str] = set()
         self.received: list[EngineRequest] = []
         self.running: dict[str, Running] = {}
+        self.recorder = StepRecorder.inherited(self.incarnation)
         self.stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -308,6 +310,7 @@ class FakeReplica:
         await self._beat()
 
     async def _step(self) -> None:
+        self.recorder.write(list(self.running))
         if self.die_after is not None and self.steps >= self.die_after:
             self.state = "dead"
             for task in self._tasks[:2]:

@@ -19,8 +19,10 @@ from engine.contract.numerics import Numerics
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
+from inference.generation import continuity
 from inference.resuming.position import Position
-from inference.resuming.takeover import request_print
+from inference.resuming.takeover import request_print, settle_later
+from metering.gateways import GATEWAY, open_key
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
@@ -192,6 +194,38 @@ async def test_fault_49_a_stream_whose_client_left_goes_on_and_is_billed_once(
     assert sum(row.completion_tokens for row in rows) == tokens
     assert sum(row.prompt_tokens for row in rows) == rows[0].prompt_tokens
     assert len({row.request_id for row in rows}) == len(rows) == 2
+
+
+async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and_is_billed_once(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = len(tokenizer.encode(TEXT, add_special_tokens=False)) + 1
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: Any) -> Any:
+        found = await settle_later(*args)
+        begun.set()
+        await go_on.wait()
+        return found
+
+    async with gateway.serving(gateway.scripted(says(tokenizer, TEXT), token_delay=0.02)):
+        had, last = await half(gateway)
+        with monkeypatch.context() as patch:
+            patch.setattr(continuity, "settle_later", slowly)
+            path, body = REQUESTS["chat"]
+            headers = {"last-event-id": last}
+            exchange = gateway.client.open("POST", path, body | {"stream": True}, headers=headers)
+            await begun.wait()
+            assert await gateway.redis.hlen(open_key(GATEWAY)) == 1
+            await exchange.leave()
+            go_on.set()
+            await gateway.usage()
+        assert await gateway.redis.hlen(open_key(GATEWAY)) == 0
+        rest = await ask(gateway, "chat", after=last)
+        assert content(had + rest.body) == TEXT
+        rows = await gateway.usage()
+    assert sum(row.completion_tokens for row in rows) == tokens
+    assert sum(row.prompt_tokens for row in rows) == rows[0].prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from catalog.models import Replica, ServedModel
 from metering import actions as money
 from metering.models import Budget, Price, UsageEntry
+from metering.redis_clients import sync_client
+from metering.spending import _limits
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 from tests.platform.conftest import World
@@ -375,6 +379,35 @@ def test_fault_31_no_spelling_of_a_path_or_host_passes_the_login_by(
     assert answer.status_code in (301, 302, 400, 404)
     assert world.key.prefix not in answer.content.decode()
     assert not answer.headers.get("Location", "/").startswith(("//", "http"))
+
+
+def test_a_page_of_budgets_asks_no_more_for_many_than_for_one(
+    site: Client, world: World, live_redis: str
+) -> None:
+    def add(tenant: Tenant, key: ApiKey | None, period: str) -> None:
+        made = money.set_budget(
+            actor=world.operator, tenant=tenant, key=key, period=period, tokens=100
+        )
+        (limit,) = _limits([made], datetime.now(UTC))
+        with sync_client() as client:
+            client.hset(limit.redis_key, mapping={"tokens": 7 + made.pk, "nanos": 0})
+
+    def asked() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            page = site.get(url(Budget, "changelist")).content.decode()
+        for made in Budget.objects.all():
+            assert f"{7 + made.pk} tokens, 0.000000000" in page
+        return len(queries)
+
+    add(world.acme, None, "day")
+    add(world.acme, world.key, "day")
+    few = asked()
+    for period in ("week", "month"):
+        add(world.acme, None, period)
+        add(world.acme, world.key, period)
+        add(world.rival, None, period)
+        add(world.rival, world.rival_key, period)
+    assert asked() == few
 
 
 def test_prices_and_budgets_are_set_in_the_admin_through_the_actions(

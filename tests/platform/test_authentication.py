@@ -106,9 +106,9 @@ async def test_fault_21_a_megabyte_takes_no_longer_than_a_wrong_key(world: World
         times = []
         for number in range(30):
             authentication.forget()
-            start = time.perf_counter()
+            start = time.process_time()  # of all threads: what others run meanwhile doesn't count
             await refused(value.replace("#", str(number)))
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return statistics.median(times)
 
     short = await median("Bearer " + new_key("0123456789"))

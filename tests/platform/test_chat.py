@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from config.chat.api import ApiError, ChatApi
 from config.chat.conversation import Conversation
 from config.chat.terminal import Terminal, safe
 from config.management.commands.chat import find_server
+from tests.platform.instance import certificate
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,6 +97,42 @@ def test_answers_stream_and_the_conversation_grows(
         ("assistant", "Hello!"),
         ("user", "How are you?"),
     ]
+
+
+def test_a_server_that_asks_for_a_client_certificate_gets_it(
+    server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cert, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.replies = [["Hello!"]]
+    words = ("chat", "Hi", "--url", f"https://127.0.0.1:{server.server_port}", "--insecure")
+    with pytest.raises(CommandError, match="Nothing answers"):
+        call_command(*words)
+    call_command(*words, "--cert", cert, "--key", key)
+    assert capsys.readouterr().out == "Hello!\n"
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(cert).read_bytes() + Path(key).read_bytes())
+    server.replies = [["Again!"]]
+    call_command(*words, "--cert", str(both))
+    assert capsys.readouterr().out == "Again!\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--key", "k.pem"), "--key needs --cert"),
+        (("--cert", "/no/such.pem"), "--cert /no/such.pem can't be used"),
+    ],
+)
+def test_a_client_certificate_that_cant_be_used_is_one_clear_line(
+    words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(CommandError, match=message):
+        call_command("chat", "Hi", "--url", "https://127.0.0.1:1", *words)
 
 
 def test_commands_change_the_conversation(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

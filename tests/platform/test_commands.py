@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "catalog": (
         *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
-        *("sleep_model", "wake_model"),
+        *("sleep_model", "wake_model", "restart_model"),
     ),
     "metering": (
         *("drain_usage", "set_price", "list_prices", "delete_price"),
@@ -117,6 +117,9 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("unload_model", "nope"), "Models: none yet"),
         (("sleep_model", "nope"), "Models: none yet"),
         (("wake_model", "nope"), "Models: none yet"),
+        (("restart_model", "nope"), "Models: none yet"),
+        (("create_tenant",), "name"),
+        (("create_tenant", "X", "--name", "Y"), "not allowed with"),
         (("load_model", "/no/such/folder"), "There is no folder"),
         (("load_model", "hub/m", "--max-num-seqs", "0"), "max_num_seqs"),
     ],
@@ -304,6 +307,44 @@ def test_the_list_shows_replicas_and_what_is_wrong(
     out = run("list_models")
     assert "1 failed, 1 ready" in out
     assert "r2: no memory" in capsys.readouterr().err
+
+
+def test_the_list_tells_a_wish_from_what_became_of_it(world: World, folder: str) -> None:
+    def listed() -> str:
+        return run("list_models").splitlines()[1].split()[1]
+
+    run("load_model", folder, "--name", "m")
+    assert listed() == "loading"
+    model = ServedModel.objects.get()
+    row = Replica.objects.create(
+        served_model=model, replica_id="r", state="failed", detail="No memory."
+    )
+    assert listed() == "failed"
+    row.state, row.detail = "ready", ""
+    row.save()
+    assert listed() == "loaded"
+    run("unload_model", "m")
+    assert listed() == "unloaded"
+
+
+def test_a_tenant_may_be_named_by_an_option(world: World) -> None:
+    assert run("create_tenant", "--name", "Other Inc").strip() == "other-inc"
+    assert Tenant.objects.get(slug="other-inc").name == "Other Inc"
+
+
+def test_names_of_models_that_nobody_knows_are_pointed_out(
+    world: World, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("load_model", folder, "--name", "m", "--alias", "other")
+    capsys.readouterr()
+    run("create_key", "--tenant", "acme", "--allowed-models", "m,other,nope")
+    told = capsys.readouterr().err
+    assert "No model or adapter is called nope" in told
+    assert told.count("No model or adapter") == 1
+    run("update_tenant", "acme", "--allowed-models", "gone")
+    assert "No model or adapter is called gone" in capsys.readouterr().err
+    run("create_tenant", "Third", "--allowed-models", "m")
+    assert "No model or adapter" not in capsys.readouterr().err
 
 
 def test_waiting_ends_with_readiness(

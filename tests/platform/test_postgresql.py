@@ -3,12 +3,18 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 
-from tests.services import running_postgresql
+from config.chaos.database import NoDatabase, PostgreSQL
+from config.databases import database
+from tests.services import missing, running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Files with tests that are marked so; to collect the others takes seconds.
@@ -39,6 +45,28 @@ connection.close_pool()
 def database_url() -> Iterator[str]:
     with running_postgresql() as url:
         yield url
+
+
+def test_a_server_that_was_away_is_found_a_second_after_it_is_back() -> None:
+    """However long it was away: pools by themselves wait longer and longer."""
+    try:
+        server = PostgreSQL()
+    except NoDatabase as error:
+        missing(str(error))
+    with closing(server):
+        options = database(server.url, Path("/nowhere"))["OPTIONS"]["pool"]
+        with ConnectionPool(server.url, **options) as pool:
+            with pool.connection() as connection:
+                connection.execute("SELECT 1")
+            server.stop()
+            with pytest.raises(psycopg.OperationalError), pool.connection() as connection:
+                connection.execute("SELECT 1")
+            time.sleep(8.0)  # tries at 0, 1, 3 and 7 s, the next one at 15
+            server.start()
+            back = time.monotonic()
+            with pool.connection(timeout=30) as connection:
+                connection.execute("SELECT 1")
+            assert time.monotonic() - back < 4.0
 
 
 def run(database_url: str, *command: str) -> str:

@@ -15,10 +15,13 @@ import redis
 from django.db import OperationalError
 
 from catalog import actions
+from catalog.deaths import announce
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import Supervisor, replica_id_of
 from engine.contract import protocol
-from engine.contract.protocol import ReplicaNews
+from engine.contract.protocol import EngineRequest, ReplicaNews
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.step_record import LastStep
 from tenants.actors import SYSTEM
 from tests.platform.test_processes import gone
 
@@ -243,8 +246,50 @@ def test_a_death_is_told_at_once_and_its_heartbeat_goes(
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
         assert message is not None
         news = protocol.decode_news(message["data"])
-        assert news == ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation)
+        died = ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation, held=[])
+        assert news == died
         assert client.get(protocol.replica_key(row.replica_id, supervisor.prefix)) is None
+
+
+def test_a_death_is_told_with_the_requests_that_the_process_was_at(
+    supervisor: Supervisor, folder: str, live_redis: str
+) -> None:
+    supervisor.program = [*FAKE, "--token-delay=0.05"]
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    row = Replica.objects.get()
+    assert row.pid is not None
+    params = SamplingParams(max_tokens=2000, ignore_eos=True)
+    with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(protocol.news_key(supervisor.prefix))
+        pubsub.get_message(timeout=10)
+        inbox = protocol.inbox_key(row.replica_id, supervisor.prefix)
+        for name in ("a", "b~2"):
+            request = EngineRequest(
+                request_id=name, gateway_id="g", prompt_token_ids=[5], sampling=params
+            )
+            client.xadd(inbox, {protocol.FIELD: protocol.encode(request)})
+        outbox = protocol.outbox_key("g", supervisor.prefix)
+        tick_until(supervisor, lambda: client.xlen(outbox) > 3, "both have tokens")
+        os.kill(row.pid, signal.SIGKILL)
+        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
+        assert message is not None
+        news = protocol.decode_news(message["data"])
+    assert (news.incarnation, sorted(news.held or [])) == (row.incarnation, ["a", "b~2"])
+
+
+def test_a_death_whose_heartbeat_has_run_out_is_told_all_the_same(
+    live_redis: str,
+) -> None:
+    with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(protocol.news_key("late"))
+        pubsub.get_message(timeout=10)
+        assert announce(client, "late", "r", 123, LastStep("gone", ["a"]))
+        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=10)
+        assert message is not None
+        told = protocol.decode_news(message["data"])
+        assert told == ReplicaNews(replica_id="r", incarnation="gone", held=["a"])
+        assert not announce(client, "late", "r", 123)
 
 
 def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(

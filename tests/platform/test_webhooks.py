@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,7 +16,7 @@ from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from metering import actions, alerts, webhooks
-from metering.models import Budget, WebhookDelivery
+from metering.models import Budget, Webhook, WebhookDelivery
 from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
@@ -46,6 +49,38 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(webhooks, "post", made)
     monkeypatch.setattr(webhooks, "hint", lambda *_: None)  # no worker runs
     return made
+
+
+@pytest.mark.database
+def test_two_addresses_that_are_set_at_once_leave_one_of_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, made = threading.Barrier(2), secrets.token_hex
+    faults: list[BaseException] = []
+
+    def token_hex(size: int) -> str:
+        with contextlib.suppress(threading.BrokenBarrierError):  # one waits for the other
+            both.wait(1.0)
+        return made(size)
+
+    def put(url: str) -> None:
+        try:
+            actions.set_webhook(actor=world.admin, tenant=world.acme, url=url)
+        except BaseException as fault:
+            faults.append(fault)
+        finally:
+            connection.close()
+
+    monkeypatch.setattr(actions.secrets, "token_hex", token_hex)
+    urls = ["https://x.example/in", "https://y.example/in"]
+    threads = [threading.Thread(target=put, args=(url,)) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert Webhook.objects.get(tenant=world.acme).url in urls
+    assert AuditEntry.objects.filter(action="webhook.set").count() == 2
 
 
 def due_now() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ class ApiError(RuntimeError):
 class ChatApi:
     """A server's chat endpoints."""
 
-    def __init__(self, url: str, api_key: str, *, verify: bool = True) -> None:
+    def __init__(self, url: str, api_key: str, *, verify: ssl.SSLContext | bool = True) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(
             base_url=self.url,

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from catalog.models import ServedModel
+from catalog import actions
+from catalog.models import DesiredState, ReplicaState, ServedModel
 from tenants.commands import QuireCommand
 
 
@@ -19,7 +20,7 @@ class Command(QuireCommand):
             [
                 (
                     model.name,
-                    model.desired_state,
+                    state(model),
                     replicas(model),
                     model.max_model_len or "?",
                     "everyone" if model.public else ",".join(t.slug for t in model.tenants.all()),
@@ -32,6 +33,18 @@ class Command(QuireCommand):
             for replica in model.replicas.all():
                 if replica.detail:
                     self.note(f"{replica.replica_id}: {replica.detail}")
+
+
+def state(model: ServedModel) -> str:
+    """What became of the wish: "failed" and "loading" are wished to be loaded, too."""
+    if model.desired_state != DesiredState.LOADED:
+        return str(model.desired_state)
+    if model.idle_since is not None:
+        return "idle"
+    if actions.why_failed(model):
+        return "failed"
+    states = {replica.state for replica in model.replicas.all()}
+    return "loaded" if states & {ReplicaState.READY, ReplicaState.SLEEPING} else "loading"
 
 
 def replicas(model: ServedModel) -> str:

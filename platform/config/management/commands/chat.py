@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from pathlib import Path
 from typing import Any
 
+import httpx
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
@@ -36,12 +38,19 @@ class Command(QuireCommand):
         parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
         parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer, at most")
         parser.add_argument("--seed", type=int, metavar="N", help="the same answer each time")
+        parser.add_argument(
+            "--cert", metavar="FILE", help="client certificate (PEM), for servers that ask for one"
+        )
+        parser.add_argument(
+            "--key", metavar="FILE", help="its private key (default: in the certificate's file)"
+        )
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Find the server, then talk."""
         url, key = find_server(Path(settings.DATA_DIR), options["url"], options["api_key"])
-        api = ChatApi(url, key, verify=not options["insecure"])
+        context = tls_context(options["cert"], options["key"], verify=not options["insecure"])
+        api = ChatApi(url, key, verify=context)
         names = ("temperature", "max_tokens", "seed")
         sampling = {name: options[name] for name in names if options[name] is not None}
         try:
@@ -63,6 +72,19 @@ class Command(QuireCommand):
             return
         self.note(f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands.")
         terminal.run()
+
+
+def tls_context(cert: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
+    """How to talk to servers by TLS. Raises `CommandError` for a certificate that can't be used."""
+    context = httpx.create_ssl_context(verify=verify)
+    if key and not cert:
+        raise CommandError("--key needs --cert.")
+    if cert:
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise CommandError(f"--cert {cert} can't be used: {error}") from error
+    return context
 
 
 def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:

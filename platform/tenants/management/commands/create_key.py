@@ -97,6 +97,7 @@ class Command(QuireCommand):
             **{name: options[name] for name in actions.NARROWED},
         )
         self.stdout.write(made.secret)
+        self.note_unknown_models(tenant, options["allowed_models"])
         if not options["plain"]:
             until = made.key.expires_at
             self.note(

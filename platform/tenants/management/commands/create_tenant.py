@@ -20,7 +20,9 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The name, and what a tenant may have."""
-        parser.add_argument("name", help="its name, such as 'Acme Inc'")
+        name = parser.add_mutually_exclusive_group(required=True)
+        name.add_argument("name", nargs="?", help="its name, such as 'Acme Inc'")
+        name.add_argument("--name", dest="name_given", metavar="NAME", help="the same")
         parser.add_argument("--slug", default="", help="short name (default: from the name)")
         parser.add_argument("--owner", metavar="USERNAME", help="a user who owns it")
         add_limit_options(parser, defaults=True)
@@ -34,10 +36,11 @@ class Command(QuireCommand):
                 raise CommandError(f"There is no user {options['owner']!r}.")
         tenant = actions.create_tenant(
             actor=COMMAND_LINE,
-            name=options["name"],
+            name=options["name_given"] or options["name"],
             slug=options["slug"],
             owner=owner,
             **limits_of(options),
         )
         self.stdout.write(tenant.slug)
+        self.note_unknown_models(tenant, options["allowed_models"] or [])
         self.note(f"Its first key: manage.py create_key --tenant {tenant.slug}")

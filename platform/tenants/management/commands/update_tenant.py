@@ -46,3 +46,4 @@ class Command(QuireCommand):
                     actor=COMMAND_LINE, tenant=tenant, active=not options["off"]
                 )
         self.stdout.write(f"{tenant.slug} is changed.")
+        self.note_unknown_models(tenant, options["allowed_models"] or [])

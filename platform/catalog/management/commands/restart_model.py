@@ -1,0 +1,44 @@
+"""`manage.py restart_model NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog.commands import find_model
+from catalog.rolling import restart_replicas
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Restart a model's replicas one after the other."""
+
+    help = (
+        "Restart a model's replicas one after the other: each finishes its streams, ends and "
+        "starts anew, and only then comes the next. With several nobody notices."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model."""
+        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument(
+            "--wait", action="store_true", help="return when the last one is ready, too"
+        )
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            default=600,
+            metavar="S",
+            help="that each replica may take (default: 600)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Tell one, wait for it, tell the next."""
+        model = find_model(options["name"])
+        wait = options["wait"]
+        restart_replicas(
+            actor=COMMAND_LINE, model=model, timeout=options["timeout"], wait=wait, say=self.note
+        )
+        self.stdout.write(
+            f"{model.name} is restarted." if wait else f"{model.name} is being restarted."
+        )

@@ -1,0 +1,75 @@
+"""What a process was at when it died, however it died."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from engine.contract.step_record import ROOM, LastStep, StepRecord, StepRecorder, _place
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
+
+KILLED = """
+import os, signal, sys
+from engine.contract.step_record import StepRecorder
+recorder = StepRecorder.inherited("this one")
+recorder.write(["a", "b"])
+recorder.write(["b", "c~2"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def record() -> Iterator[StepRecord]:
+    made = StepRecord.create()
+    assert made is not None
+    yield made
+    made.close()
+
+
+def test_what_was_written_last_is_read_after_the_process_was_killed(record: StepRecord) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        env=os.environ | record.environment,
+        pass_fds=(record.fd,),
+        check=False,
+    )
+    assert done.returncode == -9
+    assert record.read() == LastStep("this one", ["b", "c~2"])
+
+
+def test_a_process_that_never_wrote_has_left_nothing(record: StepRecord) -> None:
+    assert record.read() is None
+
+
+def test_one_that_wrote_of_no_request_was_at_none(record: StepRecord) -> None:
+    StepRecorder("i", os.dup(record.fd)).write([])
+    assert record.read() == LastStep("i", [])
+
+
+def test_a_list_that_the_process_died_over_does_not_count(record: StepRecord) -> None:
+    recorder = StepRecorder("i", os.dup(record.fd))
+    recorder.write(["whole"])
+    memory = recorder._memory
+    assert memory is not None
+    other = _place(3 - memory[0])
+    memory[other : other + 8] = b"\xff" * 8
+    assert record.read() == LastStep("i", ["whole"])
+
+
+def test_more_ids_than_there_is_room_for_are_not_known(record: StepRecord) -> None:
+    recorder = StepRecorder("i", os.dup(record.fd))
+    recorder.write(["x" * 100] * (ROOM // 100))
+    assert record.read() == LastStep("i", None)
+    recorder.write(["small"])
+    assert record.read() == LastStep("i", ["small"])
+
+
+def test_without_a_supervisor_nothing_is_written() -> None:
+    recorder = StepRecorder.inherited("i", {})
+    recorder.write(["a"])
+    assert recorder.held == ["a"]

@@ -1,0 +1,104 @@
+"""`restart_model`: one replica after the other, each when the one before is ready again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from catalog import rolling
+from catalog.models import Replica, ServedModel
+from engine.contract import protocol
+from engine.contract.protocol import Control
+from tenants.models import AuditEntry
+from tests.platform.conftest import World
+
+
+def make(**states: str) -> None:
+    model = ServedModel.objects.create(name="m", source="hub/m")
+    for replica_id, state in states.items():
+        Replica.objects.create(
+            served_model=model, replica_id=replica_id, state=state, incarnation="first"
+        )
+
+
+class Supervised:
+    """Does what a supervisor would, a step each time that the command waits."""
+
+    def __init__(self, url: str, prefix: str, *, ends_as: str = "ready") -> None:
+        self._redis, self._prefix, self._ends_as = redis.Redis.from_url(url), prefix, ends_as
+        self.seen: list[tuple[list[str], int]] = []
+
+    def told(self) -> list[str]:
+        """Replicas that have been told to drain."""
+        return [
+            row.replica_id
+            for row in Replica.objects.order_by("replica_id")
+            if (found := self._redis.xrange(protocol.inbox_key(row.replica_id, self._prefix)))
+            and protocol.decode_inbox(found[0][1][protocol.FIELD]) == Control(command="drain")
+        ]
+
+    def turn(self, seconds: float) -> None:
+        """In the place of `time.sleep`."""
+        told = self.told()
+        self.seen.append((told, Replica.objects.filter(state="ready").count()))
+        row = Replica.objects.get(replica_id=told[-1])
+        row.state = {"ready": "draining", "draining": "loading"}.get(row.state, self._ends_as)
+        if row.state == self._ends_as:
+            row.incarnation, row.restarts = "second", row.restarts + 1
+            row.detail = "No memory." if self._ends_as == "failed" else ""
+        row.save()
+
+
+@pytest.fixture
+def supervised(
+    world: World, live_redis: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Supervised]:
+    made = Supervised(live_redis, key_prefix)
+    monkeypatch.setattr(rolling.time, "sleep", made.turn)
+    return made
+
+
+def test_one_goes_at_a_time(supervised: Supervised, capsys: pytest.CaptureFixture[str]) -> None:
+    make(r1="ready", r2="ready", r3="failed")
+    call_command("restart_model", "m", "--wait")
+    assert supervised.told() == ["r1", "r2"]
+    assert all(ready >= 1 for told, ready in supervised.seen)
+    assert set(Replica.objects.filter(state="ready").values_list("incarnation", flat=True)) == {
+        "second"
+    }
+    assert AuditEntry.objects.filter(action="replica.drain").count() == 2
+    assert capsys.readouterr().out == "m is restarted.\n"
+
+
+def test_without_waiting_it_returns_once_the_last_one_is_told(supervised: Supervised) -> None:
+    make(r1="ready", r2="ready")
+    call_command("restart_model", "m")
+    assert supervised.told() == ["r1", "r2"]
+    first, last = Replica.objects.order_by("replica_id")
+    assert (first.incarnation, last.incarnation) == ("second", "first")
+
+
+def test_one_that_does_not_come_back_ends_it_before_the_next(
+    supervised: Supervised,
+) -> None:
+    supervised._ends_as = "failed"
+    make(r1="ready", r2="ready")
+    with pytest.raises(CommandError, match="r1 can't be started again: No memory"):
+        call_command("restart_model", "m", "--wait")
+    assert supervised.told() == ["r1"]
+
+
+def test_time_ends(supervised: Supervised) -> None:
+    make(r1="ready")
+    with pytest.raises(CommandError, match="r1 is not ready again after 0 s"):
+        call_command("restart_model", "m", "--wait", "--timeout", "0")
+
+
+def test_without_a_ready_one_there_is_nothing_to_restart(supervised: Supervised) -> None:
+    make(r1="loading")
+    with pytest.raises(CommandError, match="No replica of m is ready"):
+        call_command("restart_model", "m")
