@@ -25,6 +25,7 @@ def check_experts(experts: ExpertLayers) -> None:
     count = len(experts.gate_up)
     if not 1 <= experts.top_k <= count or len(experts.down) != count:
         raise ValueError(f"{experts.top_k} of {count} experts, {len(experts.down)} of them down")
+    _check_groups(experts)
     if (experts.shared_down is None) != (experts.shared_gate_up is None):
         raise ValueError("a shared expert has two layers")
     bias = experts.choice_bias
@@ -33,6 +34,18 @@ def check_experts(experts: ExpertLayers) -> None:
     if experts.activation.name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"activation must be one of {known}; got {experts.activation.name!r}")
+
+
+def _check_groups(experts: ExpertLayers) -> None:
+    """Raise ValueError for groups that can't be, or hold too few experts to choose from."""
+    count, groups = len(experts.gate_up), experts.groups
+    if groups < 1 or count % groups or not 1 <= experts.top_groups <= groups:
+        raise ValueError(f"{experts.top_groups} of {groups} groups of {count} experts")
+    size = count // groups
+    if experts.top_k > experts.top_groups * size:
+        raise ValueError(f"{experts.top_k} experts of {experts.top_groups} groups of {size}")
+    if not 1 <= experts.group_best <= min(2, size):
+        raise ValueError(f"{experts.group_best} of a group's {size} scores")
 
 
 def bytes_read(experts: ExpertLayers) -> int:
@@ -173,7 +186,8 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.sigmoid(scores)
     elif experts.softmax_first:
         scores = torch.softmax(scores, dim=-1)
-    chosen = (scores if bias is None else scores + bias).topk(experts.top_k, dim=-1).indices
+    by = _in_groups(experts, scores if bias is None else scores + bias)
+    chosen = by.topk(experts.top_k, dim=-1).indices
     weights = scores.gather(-1, chosen)
     if not experts.sigmoid and not experts.softmax_first:
         weights = torch.softmax(weights, dim=-1)
@@ -181,3 +195,14 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
         # Sigmoids may all be nothing.
         weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST)
     return weights * experts.scale, chosen
+
+
+def _in_groups(experts: ExpertLayers, scores: Tensor) -> Tensor:
+    """Scores [T, E], at -infinity for experts of groups that a row doesn't go to."""
+    if experts.groups == 1:
+        return scores
+    grouped = scores.unflatten(-1, (experts.groups, -1))
+    best = grouped.topk(experts.group_best, dim=-1).values.sum(-1)
+    chosen = best.topk(experts.top_groups, dim=-1).indices
+    closed = torch.ones_like(best, dtype=torch.bool).scatter_(-1, chosen, False)
+    return grouped.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(-2)

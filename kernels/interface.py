@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.experts import ExpertsOneByOne
+from kernels.heads import HeadLinears
 from kernels.layers import (
     NO_NORM,
     PIECE_ROWS,
@@ -53,9 +54,11 @@ __all__ = [
     "DecoderLayerWeights",
     "DecoderShape",
     "ExpertLayers",
+    "HeadLinears",
     "HeadNormWeights",
     "Integers",
     "KernelSet",
+    "LatentArgs",
     "LinearLayer",
     "MixtureOfExperts",
     "NormWeights",
@@ -112,6 +115,10 @@ class KernelSet(LinearMaker):
     def num_threads(self) -> int:
         """How many threads the operations run on."""
         return torch.get_num_threads()
+
+    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+        """A linear layer for each head. They must be of this set and of one shape."""
+        return HeadLinears(layers)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
         """A mixture of experts: in one call where this set has one, else expert by expert.
@@ -228,6 +235,42 @@ class KernelSet(LinearMaker):
 
         int8 caches come with their scales, as for `rope_and_cache`.
         """
+
+    def rope_and_cache_latents(
+        self,
+        q: Tensor,
+        latents: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        neox: bool = True,
+        scales: Tensor | None = None,
+    ) -> None:
+        """Rotate q [T, Hq, D] and latents [T, 1, D] in place, then write these to their slots.
+
+        cache [num_blocks, 1, block_size, D]; `scales` of an int8 cache float32 [num_blocks, 1,
+        block_size]. The rest is as for `rope_and_cache`.
+        """
+        self.rope_and_cache(
+            q,
+            latents,
+            latents,
+            positions,
+            cos_sin,
+            cache,
+            cache,
+            slot_mapping,
+            neox=neox,
+            key_scales=scales,
+            value_scales=scales,
+        )
+
+    def latent_attention(self, args: LatentArgs) -> Tensor:
+        """Causal attention of ragged queries over paged latents; gives [T, Hq, latent], which may
+        be strided.
+        """
+        return self.paged_attention(args.of_whole_values())[..., -args.latent :]
 
     def causal_conv(
         self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows

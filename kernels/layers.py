@@ -120,6 +120,9 @@ class ExpertLayers:
         choice_bias: float32 [experts], added to what experts are chosen by, not to their weights.
         renormalize: divide by the sum of the chosen ones' weights, unless the softmax is over them.
         scale: of the chosen ones' weights.
+        groups, top_groups: experts lie in so many groups, side by side, and a token goes to those
+            of the best `top_groups` alone.
+        group_best: 1 or 2: so many of a group's scores, the best ones, are added up to choose it.
         shared_gate_up, shared_down: an expert that every token goes through.
         shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
     """
@@ -134,6 +137,9 @@ class ExpertLayers:
     sigmoid: bool = False
     choice_bias: Tensor | None = None
     scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
     shared_gate_up: LinearLayer | None = None
     shared_down: LinearLayer | None = None
     shared_gate: LinearLayer | None = None

@@ -107,7 +107,7 @@ def build_model(order: Order) -> Built:
     if not is_known(raw):
         return _bridged(order)
     try:
-        _refuse_states(decoder_spec(raw), order)
+        _refuse_on_devices(decoder_spec(raw), order)
     except BadModelConfig:
         raise
     except ModelLoadError as refused:
@@ -138,13 +138,15 @@ def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
     return built
 
 
-def _refuse_states(spec: DecoderSpec, order: Order) -> None:
-    """Raise `ModelLoadError` for layers that carry a state elsewhere than on a CPU."""
-    if spec.states is not None and order.ops.device != HOST:
-        raise ModelLoadError(
-            f"{spec.architecture} has layers that carry a state: they run natively on a CPU alone.",
-            param="model",
-        )
+def _refuse_on_devices(spec: DecoderSpec, order: Order) -> None:
+    """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
+    if order.ops.device == HOST or (spec.states is None and spec.latents is None):
+        return
+    what = "carry a state" if spec.states is not None else "attend over latents"
+    raise ModelLoadError(
+        f"{spec.architecture} has layers that {what}: they run natively on a CPU alone.",
+        param="model",
+    )
 
 
 def _native(order: Order, outside: Any = None) -> Built:
@@ -152,7 +154,7 @@ def _native(order: Order, outside: Any = None) -> Built:
     folder, raw, config = order.folder, order.raw, order.config
     spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
     if outside is None:
-        _refuse_states(spec, order)
+        _refuse_on_devices(spec, order)
     refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
     if config.disable_sliding_window:
@@ -200,7 +202,7 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
     refuse_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
     if isinstance(spec, DecoderSpec):
-        _refuse_states(spec, order)
+        _refuse_on_devices(spec, order)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(

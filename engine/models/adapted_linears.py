@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.models.description import LinearDescription
-from engine.models.layer_weights import AttentionWeights, LayerWeights
+from engine.models.layer_weights import AttentionWeights, LatentWeights, LayerWeights
 from kernels import KernelSet, LinearLayer
 from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, EXPERTS, HEAD, LoraSlots
 
 #: Parts of a linear layer, at most, of which each has an adapter's ranks to itself; else 1.
-_PARTS = {"qkv": 3, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
+_PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
 
 
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
@@ -21,6 +21,10 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     meeting = weights.attention
     if isinstance(meeting, AttentionWeights):
         found = {"qkv": meeting.qkv, "o": meeting.o}
+    elif isinstance(meeting, LatentWeights):
+        found = {"latent_in": meeting.inputs, "o": meeting.o}
+        if meeting.queries is not None:
+            found["latent_q"] = meeting.queries
     else:
         found = {"state_in": meeting.inputs, "state_out": meeting.output}
         if meeting.rates is not None:

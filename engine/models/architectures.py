@@ -10,6 +10,7 @@ from engine.models.families import (
     gemma,
     glm,
     gpt,
+    latent,
     layernorm,
     llama,
     moe,
@@ -33,6 +34,7 @@ _FAMILIES: dict[str, Family] = {
     **remote.FAMILIES,
     **phi3small.FAMILIES,
     **states.FAMILIES,
+    **latent.FAMILIES,
 }
 _MOST_LAYERS = 10_000
 _POSITIVE = (

@@ -16,7 +16,7 @@ class LayerCache(NamedTuple):
     """A layer's share of the KV pool; layers of different groups may have the same one.
 
     Attributes:
-        keys, values: [num_blocks, num_kv_heads, block_size, head_dim].
+        keys, values: [num_blocks, num_kv_heads, block_size, head_dim]; latents are both at once.
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size] of int8 caches,
             where each token's head is rounded with a scale of its own; of fp8 caches float32 [1] or
             [num_kv_heads], the layer's own, or None for 1; else None.
@@ -44,17 +44,23 @@ class KVScales:
         return cache._replace(key_scales=keys, value_scales=values)
 
 
-def new_cache(ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype) -> LayerCache:
-    """An empty cache; its pages are mapped when they are first written.
+def new_cache(
+    ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype, *, latents: bool = False
+) -> LayerCache:
+    """An empty cache; its pages are mapped when they are first written. `latents`: keys are values.
 
     Raises `ConfigError` where the system hasn't got so much memory.
     """
+
+    def pair(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        keys = ops.new_kv_cache(shape, dtype)
+        return keys, keys if latents else ops.new_kv_cache(shape, dtype)
+
     try:
-        keys, values = ops.new_kv_cache(shape, dtype), ops.new_kv_cache(shape, dtype)
+        both = pair(*shape, dtype=dtype)
         if dtype != torch.int8:
-            return LayerCache(keys, values)
-        scales = [ops.new_kv_cache(shape[:3], torch.float32) for _ in range(2)]
-        return LayerCache(keys, values, *scales)
+            return LayerCache(*both)
+        return LayerCache(*both, *pair(*shape[:3], dtype=torch.float32))
     except MemoryError as error:
         raise ConfigError(
             f"No room for a KV cache of {shape[0]} blocks of {shape[2]} tokens: {error}.",

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from engine.models.cache import LayerCache
-from engine.models.layer_weights import LayerWeights, StateWeights
+from engine.models.layer_weights import AttentionWeights, LayerWeights
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet
 from kernels.activations import ACTIVATIONS
@@ -66,6 +66,8 @@ def _check(spec: DecoderSpec) -> None:
         raise NotCompiled(f"it has the activation {spec.activation}")
     if spec.states is not None:
         raise NotCompiled("some of its layers carry a state")
+    if spec.latents is not None:
+        raise NotCompiled("it attends over latents")
     if spec.gated_attention:
         raise NotCompiled("its attention has gates")
     if spec.wiring == "parallel" and spec.moe is not None:
@@ -97,8 +99,8 @@ def _weights(layer: LayerWeights, cache: LayerCache, group: int) -> DecoderLayer
     if layer.residual_mlp is not None:
         raise NotCompiled("it has experts beside attention")
     mlp_norm, mlp, attention = layer.mlp_norm, layer.mlp, layer.attention
-    if isinstance(attention, StateWeights):
-        raise NotCompiled("some of its layers carry a state")
+    if not isinstance(attention, AttentionWeights):
+        raise NotCompiled("some of its layers have no keys and values")
     if layer.wiring == "parallel" and mlp_norm is not None and mlp_norm.kind == "none":
         raise NotCompiled("its MLP takes the residual as it is, beside attention")
     return DecoderLayerWeights(

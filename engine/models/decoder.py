@@ -173,7 +173,10 @@ class NativeDecoder(Adaptable):
         attending = self.spec.attention_layers
         layout = layout or uniform(len(attending))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
-        caches = [new_cache(self.ops, shape, dtype) for _ in range(layout.layers_per_block)]
+        caches = [
+            new_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
+            for _ in range(layout.layers_per_block)
+        ]
         self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
             of_attending = [self.kv_scales[layer] for layer in attending]

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from engine.models.attention import Attention
 from engine.models.context import AttentionContext
+from engine.models.latent_attention import LatentAttention
 from engine.models.norms import Norm, Transform
 from engine.models.states import StateMixer
 
 #: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStates`.
-Meeting = Attention | StateMixer
+Meeting = Attention | LatentAttention | StateMixer
 
 
 @dataclass(slots=True)

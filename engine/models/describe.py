@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.models.description import (
     AttentionDescription,
     ExpertsDescription,
+    LatentDescription,
     LayerDescription,
     LinearDescription,
     LinearPart,
@@ -16,7 +17,7 @@ from engine.models.description import (
     StateDescription,
     TableDescription,
 )
-from engine.models.spec import DecoderSpec, MoeSpec, StateSpec
+from engine.models.spec import DecoderSpec, LatentSpec, MoeSpec, StateSpec
 from kernels.interface import ActivationSpec
 
 
@@ -53,9 +54,7 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
     return LayerDescription(
         wiring="residual_experts" if beside else spec.wiring,
         input_norm=norm(names.attention_norm),
-        attention=_attention(spec, index, at)
-        if spec.states is None or not spec.states.layers[index]
-        else _state(spec, spec.states, at),
+        attention=_meeting(spec, index, at),
         attention_out_norm=norm(names.attention_out_norm),
         mlp_norm=None if shares else norm(names.mlp_norm),
         mlp=_mlp(spec, up, at + names.down, spec.intermediate_size)
@@ -81,6 +80,16 @@ def _linear(
     return LinearDescription(
         parts=parts, columns=columns, bias=bias, split=split, quantized=quantized
     )
+
+
+def _meeting(
+    spec: DecoderSpec, index: int, at: str
+) -> AttentionDescription | StateDescription | LatentDescription:
+    if spec.states is not None and spec.states.layers[index]:
+        return _state(spec, spec.states, at)
+    if spec.latents is not None:
+        return _latents(spec, spec.latents, at)
+    return _attention(spec, index, at)
 
 
 def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
@@ -109,6 +118,29 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         window=spec.windows[index] if spec.windows else 0,
         sinks=at + names.sinks if spec.sinks else "",
         sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
+    )
+
+
+def _latents(spec: DecoderSpec, latents: LatentSpec, at: str) -> LatentDescription:
+    heads, rank = spec.num_heads, latents.query_rank
+    name, rows = latents.queries, heads * latents.query_size
+    queries = None
+    if rank:
+        queries = _linear(at + latents.query_heads, rows, rank, False, "rows")
+        name, rows = latents.query_latent, rank
+    parts = LinearPart(at + name, rows), LinearPart(at + latents.latent, latents.width)
+    pairs = heads * (latents.plain_size + latents.value_size)
+    return LatentDescription(
+        latents=latents,
+        inputs=LinearDescription(parts=parts, columns=spec.hidden_size, bias=latents.bias),
+        queries=queries,
+        query_norm=NormDescription(at + latents.query_norm if rank else "", rank),
+        latent_norm=NormDescription(at + latents.latent_norm, latents.rank),
+        heads=_linear(at + latents.heads, pairs, latents.rank, False, "rows", quantized=False),
+        o=_linear(
+            at + spec.names.o, spec.hidden_size, heads * latents.value_size, spec.o_bias, "columns"
+        ),
+        rope=spec.rope,
     )
 
 

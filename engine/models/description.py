@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.layers.rotary import RopeSpec
-from engine.models.spec import MoeSpec, QKNorm, StateSpec
+from engine.models.spec import LatentSpec, MoeSpec, QKNorm, StateSpec
 from kernels.attention import BlockSparse
 from kernels.interface import ActivationSpec
 
@@ -132,6 +132,38 @@ class StateDescription:
         yield "state_out", self.output
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentDescription:
+    """Attention over latents.
+
+    Attributes:
+        latents: its sizes.
+        inputs: queries, or their latent; then the latent and what is rotated.
+        queries: of their latent; None: the first product gives them.
+        query_norm, latent_norm: of latents.
+        heads: of each head its keys over its values, of the latent. It is taken into the queries
+            and behind the results, and no product of its own.
+        o: the projection after attention.
+        rope: None: no rotation.
+    """
+
+    latents: LatentSpec
+    inputs: LinearDescription
+    queries: LinearDescription | None
+    query_norm: NormDescription
+    latent_norm: NormDescription
+    heads: LinearDescription
+    o: LinearDescription
+    rope: RopeSpec | None
+
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "latent_in", self.inputs
+        if self.queries is not None:
+            yield "latent_q", self.queries
+        yield "o", self.o
+
+
 @dataclass(frozen=True, slots=True)
 class MlpDescription:
     """up (gate over up, where it is gated), the activation, down."""
@@ -168,7 +200,7 @@ class LayerDescription:
     Attributes:
         wiring: see `engine.models.decoder_layers`.
         input_norm: before attention.
-        attention: what lets tokens meet: attention, or a state that is carried.
+        attention: what lets tokens meet: attention, maybe over latents, or a state that is carried.
         attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
         mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
             takes.
@@ -177,7 +209,7 @@ class LayerDescription:
 
     wiring: Wiring
     input_norm: NormDescription
-    attention: AttentionDescription | StateDescription
+    attention: AttentionDescription | StateDescription | LatentDescription
     attention_out_norm: NormDescription
     mlp_norm: NormDescription | None
     mlp: MlpDescription | ExpertsDescription
@@ -188,6 +220,8 @@ class LayerDescription:
     def linears(self) -> Iterator[LinearDescription]:
         """Its linear layers, but for the experts that tokens are sent to."""
         yield from (linear for _, linear in self.attention.linears())
+        if isinstance(self.attention, LatentDescription):
+            yield self.attention.heads
         if isinstance(self.mlp, ExpertsDescription):
             yield self.mlp.router
             if self.mlp.shared_gate is not None:

@@ -12,7 +12,7 @@ from engine.models.spec import DecoderSpec
 #: How many there are, in config.json.
 COUNT = "num_nextn_predict_layers"
 #: Families of which they are run.
-FAMILIES = ("Glm4MoeForCausalLM",)
+FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
 
 
 def count_of(config: dict[str, Any]) -> int:

@@ -19,8 +19,11 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
-    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+    """Whether the kernels run all experts at once: unquantised ones, of known activations, that
+    are chosen among all.
+    """
     known = spec.gated and spec.activation in FUSED_ACTIVATIONS
+    known = known and (spec.moe is None or spec.moe.groups == 1)
     return ops.fuses_experts and known and not quantized
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from engine.layers.rotary import RopeSpec, cos_sin_table
 from engine.models.description import (
     AttentionDescription,
     ExpertsDescription,
+    LatentDescription,
     LayerDescription,
     LinearDescription,
     LinearPart,
@@ -25,7 +27,9 @@ from engine.models.experts import Weights, read_experts, split_experts
 from engine.models.fused_experts import FusedExperts, fuses_experts
 from engine.models.layer_weights import (
     AttentionWeights,
+    LatentWeights,
     LayerWeights,
+    MeetingWeights,
     MlpWeights,
     StateWeights,
 )
@@ -42,6 +46,7 @@ from kernels.interface import (
     NO_NORM,
     ActivationSpec,
     ExpertLayers,
+    HeadLinears,
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
@@ -218,9 +223,11 @@ class LayerLoader:
     def layer(self, layer: LayerDescription) -> LayerWeights:
         """All weights of one layer."""
         meeting = layer.attention
-        attention: AttentionWeights | StateWeights
+        attention: MeetingWeights
         if isinstance(meeting, StateDescription):
             attention = self._state(meeting)
+        elif isinstance(meeting, LatentDescription):
+            attention = self._latents(meeting)
         else:
             attention = self._attention(meeting)
         mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
@@ -254,6 +261,49 @@ class LayerLoader:
             sparse=attention.sparse,
             alibi=self._slopes(slopes) if slopes else None,
             sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
+        )
+
+    def _latents(self, described: LatentDescription) -> LatentWeights:
+        latents, rank = described.latents, described.query_norm.size
+        into, out_of = self._head_pairs(described)
+        return LatentWeights(
+            latents=latents,
+            inputs=self.linear(described.inputs),
+            queries=None if described.queries is None else self.linear(described.queries),
+            query_norm=self._norm_weight(described.query_norm.name, rank) if rank else None,
+            latent_norm=self._norm_weight(described.latent_norm.name, latents.rank),
+            into=into,
+            out_of=out_of,
+            o=self.linear(described.o),
+            cos_sin=self._table(described.rope),
+        )
+
+    def _head_pairs(self, described: LatentDescription) -> tuple[HeadLinears, HeadLinears]:
+        """Each head's keys, turned around, and its values: in the model's dtype, in which the
+        checkpoint's few bits are read, for of keys columns become rows.
+        """
+        latents, heads = described.latents, described.heads
+        pair = latents.plain_size + latents.value_size
+        matrix = self.matrix(heads.parts[0].name, heads.rows, heads.columns)
+        into, out_of = [], []
+        for first in range(0, heads.rows, pair):
+            keys, values = matrix.floats(slice(first, first + pair)).split(
+                (latents.plain_size, latents.value_size)
+            )
+            into.append(self._head(keys.T))
+            out_of.append(self._head(values))
+            self.weights.release()
+        made = self.ops.head_linears(into), self.ops.head_linears(out_of)
+        kept = matrix.source == str(self.dtype).removeprefix("torch.")
+        last = [DenseMatrix(values)], out_of[-1]  # stands for all
+        report = report_layer([heads.parts[0].name], *last, kept, self.ops.device)
+        nbytes = sum(each.nbytes for each in made)
+        self.reports.append(replace(report, format=matrix.source, nbytes=nbytes))
+        return made
+
+    def _head(self, weight: Tensor) -> LinearLayer:
+        return self.ops.PackedLinear(
+            weight.to(self.dtype).contiguous(), round_inputs=self.scheme.round_inputs
         )
 
     def _state(self, described: StateDescription) -> StateWeights:
@@ -353,6 +403,9 @@ class LayerLoader:
             sigmoid=moe.sigmoid,
             choice_bias=bias,
             scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_best=moe.group_best,
             activation=ActivationSpec(
                 spec.activation, spec.activation_limit, spec.activation_alpha
             ),

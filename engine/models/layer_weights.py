@@ -8,12 +8,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from torch import Tensor
 
 from engine.models.description import Wiring
-from engine.models.spec import StateSpec
+from engine.models.spec import LatentSpec, StateSpec
 from kernels import LinearLayer
 from kernels.attention import BlockSparse
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
+    HeadLinears,
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
@@ -67,6 +68,32 @@ class StateWeights:
         return self.inputs.nbytes + rates + self.output.nbytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWeights:
+    """See `LatentDescription`; norms are float32.
+
+    Attributes:
+        into: of each head, from what isn't rotated of its query to what meets latents.
+        out_of: of each head, from the latents' weighted sum to that of its values.
+    """
+
+    latents: LatentSpec
+    inputs: LinearLayer
+    queries: LinearLayer | None
+    query_norm: Tensor | None
+    latent_norm: Tensor
+    into: HeadLinears
+    out_of: HeadLinears
+    o: LinearLayer
+    cos_sin: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        parts = (self.inputs, self.queries, self.into, self.out_of, self.o)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
     """See `MlpDescription`."""
@@ -82,13 +109,16 @@ class MlpWeights:
         return self.up.nbytes + self.down.nbytes
 
 
+MeetingWeights = AttentionWeights | StateWeights | LatentWeights
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """See `LayerDescription`. It has either an `mlp` or `experts`."""
 
     wiring: Wiring
     input_norm: NormWeights
-    attention: AttentionWeights | StateWeights
+    attention: MeetingWeights
     attention_out_norm: NormWeights = NO_NORM
     mlp_norm: NormWeights | None
     mlp: MlpWeights | None = None
@@ -108,7 +138,7 @@ def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors of some weights, by the names of their fields behind `name`."""
     if isinstance(weights, Tensor):
         yield name, weights
-    elif isinstance(weights, LinearLayer | MixtureOfExperts):
+    elif isinstance(weights, LinearLayer | MixtureOfExperts | HeadLinears):
         for part, tensor in weights.tensors().items():
             yield f"{name}.{part}", tensor
     elif is_dataclass(weights):

@@ -7,9 +7,12 @@ from dataclasses import replace
 from engine.models.adapters import AdaptedExperts, AdaptedLinear, CurrentStep
 from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
+from engine.models.latent_attention import LatentAttention
 from engine.models.layer_weights import (
     AttentionWeights,
+    LatentWeights,
     LayerWeights,
+    MeetingWeights,
     MlpWeights,
     StateWeights,
 )
@@ -32,9 +35,13 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) 
         up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
         return replace(weights, up=up, down=down)
 
-    def meeting(weights: AttentionWeights | StateWeights) -> AttentionWeights | StateWeights:
+    def meeting(weights: MeetingWeights) -> MeetingWeights:
         if isinstance(weights, AttentionWeights):
             return replace(weights, qkv=one(weights.qkv, "qkv"), o=one(weights.o, "o"))
+        if isinstance(weights, LatentWeights):
+            queries = None if weights.queries is None else one(weights.queries, "latent_q")
+            inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
+            return replace(weights, inputs=inputs, queries=queries, o=o)
         rates = None if weights.rates is None else one(weights.rates, "state_rates")
         inputs, output = one(weights.inputs, "state_in"), one(weights.output, "state_out")
         return replace(weights, inputs=inputs, rates=rates, output=output)
@@ -65,10 +72,19 @@ def plain_layer(
         return chain(first, *after)
 
     out_norm, attention = layer.attention_out_norm, layer.attention
-    meeting: Attention | StateMixer
+    meeting: Attention | LatentAttention | StateMixer
     if isinstance(attention, StateWeights):
         output = finished(attention.output, out_norm)
         meeting = StateMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
+    elif isinstance(attention, LatentWeights):
+        meeting = LatentAttention(
+            ops=ops,
+            weights=attention,
+            output=finished(attention.o, out_norm),
+            heads=spec.num_heads,
+            scale=spec.attention_scale,
+            neox=spec.rope_neox,
+        )
     else:
         meeting = _attention(spec, ops, attention)
         meeting.output = finished(attention.o, out_norm)

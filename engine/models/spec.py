@@ -26,6 +26,7 @@ class MoeSpec:
         sigmoid: each score's sigmoid stands in the place of the softmax over all.
         choice_bias: name of what is added to scores to choose by them, "": nothing.
         scale: of the chosen experts' weights.
+        groups, top_groups, group_best: see `kernels.layers.ExpertLayers`.
         router: name of the router's weight, relative to the layer.
         layout: how the checkpoint keeps experts, see `engine.models.experts`.
         experts: prefix of the experts' names, relative to the layer.
@@ -45,6 +46,9 @@ class MoeSpec:
     sigmoid: bool = False
     choice_bias: str = ""
     scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
     router: str = "mlp.gate"
     router_bias: bool = False
     bias: bool = False
@@ -124,6 +128,58 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): a token keeps one latent,
+    from which all heads' keys and values are made, and one rotated key that they share. Sizes are
+    in elements; names are relative to the layer.
+
+    Attributes:
+        query_rank: of the queries' own latent; 0: they are made of the hidden state.
+        rank: of the latent.
+        plain_size: of a head's queries and keys, what isn't rotated; rotated_size: what is.
+        value_size: of a head's values.
+        norm_eps: of the latents' norms.
+        bias: whether the layers that make latents have one.
+        queries: of the layer that makes queries of the hidden state.
+        query_latent, query_norm, query_heads: in its place where queries have a latent.
+        latent: of the layer that gives the latent, then what is rotated.
+        heads: of each head's keys over its values, of the latent.
+    """
+
+    query_rank: int
+    rank: int
+    plain_size: int
+    rotated_size: int
+    value_size: int
+    norm_eps: float = 1e-6
+    bias: bool = False
+    queries: str = "self_attn.q_proj"
+    query_latent: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_heads: str = "self_attn.q_b_proj"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    heads: str = "self_attn.kv_b_proj"
+
+    @property
+    def width(self) -> int:
+        """Values that a token keeps: what is rotated, then the latent."""
+        return self.rotated_size + self.rank
+
+    @property
+    def query_size(self) -> int:
+        """Of a head."""
+        return self.plain_size + self.rotated_size
+
+    def num_parameters(self, hidden: int, heads: int) -> int:
+        """Of the layers before and after attention, norms and biases left out."""
+        queries = heads * self.query_size
+        made = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        pairs = heads * (self.plain_size + self.value_size)
+        return made + hidden * self.width + self.rank * pairs + heads * self.value_size * hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Shapes and switches of a decoder-only transformer. Lengths are in elements.
 
@@ -151,6 +207,8 @@ class DecoderSpec:
         gated_attention: each head's queries come with a gate, whose sigmoid weighs what the head
             finds.
         states: layers that carry a state in the place of attention; None: there are none.
+        latents: attention is over latents, one KV head of `head_dim` values that are keys and
+            values both; None: over keys and values.
         sinks: each head has a learned logit that takes part in the softmax.
         attention_scale: of q.k; 0: 1 / sqrt(head_dim).
         num_positions, position_offset: learned positions, rows of the table and its first row.
@@ -201,6 +259,7 @@ class DecoderSpec:
     sinks: bool = False
     gated_attention: bool = False
     states: StateSpec | None = None
+    latents: LatentSpec | None = None
 
     activation: str = "silu"
     activation_limit: float = 0.0
@@ -262,6 +321,9 @@ class DecoderSpec:
         if self.states is not None:
             carried = self.num_layers - attending
             attention += carried * (self.states.input_rows + self.states.values)
+        if self.latents is not None:
+            per_layer = self.latents.num_parameters(self.hidden_size, self.num_heads)
+            attention = self.num_layers * per_layer // self.hidden_size
         mlps = self.num_layers * matrices * self.intermediate_size
         if self.moe is not None:
             moe, with_experts = self.moe, sum(self.moe.layers)
@@ -279,4 +341,5 @@ class DecoderSpec:
     def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
         """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
         layers = len(self.attention_layers) if num_layers is None else num_layers
-        return 2 * layers * self.kv_size * element_size
+        planes = 2 if self.latents is None else 1
+        return planes * layers * self.kv_size * element_size

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.survey.recipes import recipe
+from engine.survey.recipes import LATENTS, recipe
 
-_MLA = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED = {
     "n_routed_experts": 4,
@@ -66,7 +58,7 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "afmoe": recipe("afmoe", **_EXPERTS, head_dim=16, num_dense_layers=1, sliding_window=24),
     "apertus": recipe("apertus"),
     "arcee": recipe("arcee"),
-    "axk1": recipe("axk1", **_MLA, **_ROUTED),
+    "axk1": recipe("axk1", **LATENTS, **_ROUTED),
     "bert": recipe("bert", is_decoder=True),
     "biogpt": recipe("biogpt"),
     "bitnet": recipe("bitnet"),
@@ -81,8 +73,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
         "n_positions": 512,
     },
     "cwm": recipe("cwm", head_dim=16, sliding_window=24, layer_types=_WINDOWED),
-    "deepseek_v2": recipe("deepseek_v2", **_MLA, **_ROUTED),
-    "deepseek_v3": recipe("deepseek_v3", **_MLA, **_ROUTED),
     "diffllama": recipe("diffllama"),
     "dots1": recipe("dots1", **_ROUTED, sliding_window=24, layer_types=_WINDOWED),
     "ernie4_5": recipe("ernie4_5", head_dim=16),
@@ -100,7 +90,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
         "gemma4_unified_text", head_dim=16, sliding_window=24, layer_types=_WINDOWED
     ),
     "glm4_moe-groups": recipe("glm4_moe", **_ROUTED, head_dim=16),
-    "glm4_moe_lite": recipe("glm4_moe_lite", **_MLA, **_ROUTED),
     "granite_swa": recipe("granite_swa", sliding_window=24, layer_types=_WINDOWED),
     "granitemoe_swa": recipe(
         "granitemoe_swa", num_local_experts=4, sliding_window=24, layer_types=_WINDOWED
@@ -124,7 +113,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
     ),
     "mellum": recipe("mellum", **_EXPERTS, head_dim=16),
     "mimo_v2_flash": recipe("mimo_v2_flash", **_ROUTED, head_dim=16, v_head_dim=12),
-    "minicpm3": recipe("minicpm3", **_MLA),
     "minimax_m2": recipe("minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=16),
     "ministral": recipe("ministral", head_dim=16, sliding_window=24, layer_types=_WINDOWED),
     "ministral3": recipe("ministral3", head_dim=16),
@@ -136,7 +124,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "seed_oss": recipe("seed_oss", head_dim=16),
     "solar_open": recipe("solar_open", **_ROUTED, head_dim=16),
     "vaultgemma": recipe("vaultgemma", head_dim=16, sliding_window=24, layer_types=_WINDOWED),
-    "youtu": recipe("youtu", **_MLA),
 }
 
 #: Native architectures with a setting that only the bridge does.
@@ -211,7 +198,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         mamba_ngroups=1,
         num_mem_blocks=1,
     ),
-    "axk2": recipe("axk2", **_MLA, **_ROUTED),
+    "axk2": recipe("axk2", **LATENTS, **_ROUTED),
     "codegen": {
         "model_type": "codegen",
         "vocab_size": 384,
@@ -221,7 +208,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
         "n_positions": 512,
     },
-    "deepseek_v32": recipe("deepseek_v32", **_MLA, **_ROUTED),
+    "deepseek_v32": recipe("deepseek_v32", **LATENTS, **_ROUTED),
     "doge": recipe("doge"),
     "minimax": recipe("minimax", num_local_experts=2, head_dim=16),
     "openai-gpt": {

@@ -43,6 +43,23 @@ _DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+#: Attention over latents.
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_BEHIND_PLAIN = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
 _HALF_FULL = ["sliding_attention", "full_attention"]
 _YARN = {
     "rope_type": "yarn",
@@ -235,6 +252,42 @@ RECIPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=40,
         routed_scaling_factor=2.5,
     ),
+    "deepseek_v2-lite": recipe(
+        "deepseek_v2",
+        **{**LATENTS, "q_lora_rank": None},
+        **_BEHIND_PLAIN,
+        rope_parameters={**_YARN, "rope_theta": 10000.0, "mscale": 0.9, "mscale_all_dim": 0.7},
+    ),
+    "deepseek_v2": recipe(
+        "deepseek_v2",
+        **LATENTS,
+        **_BEHIND_PLAIN,
+        attention_bias=True,
+        routed_scaling_factor=2.5,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+    ),
+    "deepseek_v3": recipe(
+        "deepseek_v3",
+        **LATENTS,
+        **_BEHIND_PLAIN,
+        n_group=4,
+        topk_group=2,
+        rope_parameters={**_YARN, "rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "deepseek_v3-halves": recipe(
+        "deepseek_v3",
+        **{**LATENTS, "q_lora_rank": None},
+        **_BEHIND_PLAIN,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
+    "glm4_moe_lite": recipe("glm4_moe_lite", **LATENTS, **_BEHIND_PLAIN, n_group=2),
+    "minicpm3": recipe("minicpm3", **LATENTS, dim_model_base=32),
+    "youtu": recipe("youtu", **LATENTS, attention_bias=True, tie_word_embeddings=False),
     "dbrx": {
         "model_type": "dbrx",
         "vocab_size": VOCAB,

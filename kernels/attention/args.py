@@ -82,3 +82,39 @@ class AttentionArgs:
         """Raise ValueError where blocks are to be hidden; for what hides none."""
         if self.sparse is not None:
             raise ValueError(f"{name} does no block-sparse attention")
+
+
+@dataclass(slots=True, kw_only=True)
+class LatentArgs:
+    """Ragged queries over paged latents: one vector a token is the key and the value of all heads.
+
+    Attributes:
+        q: [T, Hq, D] of float32, bfloat16 or float16, any stride between tokens.
+        cache: [num_blocks, 1, block_size, D], contiguous.
+        latent: so many of a token's D values, the last ones, are its value.
+        scales: float32 [num_blocks, 1, block_size] of an int8 cache, else None.
+        block_tables, seq_lens, query_start_loc, scale: as of `AttentionArgs`.
+    """
+
+    q: Tensor
+    cache: Tensor
+    latent: int
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    scale: float
+    scales: Tensor | None = None
+
+    def of_whole_values(self) -> AttentionArgs:
+        """The same with all D values of a token as its value."""
+        return AttentionArgs(
+            self.q,
+            self.cache,
+            self.cache,
+            self.block_tables,
+            self.seq_lens,
+            self.query_start_loc,
+            self.scale,
+            key_scales=self.scales,
+            value_scales=self.scales,
+        )

@@ -30,6 +30,7 @@ from kernels.cpu.checks import (
 )
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.experts import CpuExperts
+from kernels.cpu.heads import CpuHeadLinears
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import (
     CODINGS,
@@ -185,6 +186,10 @@ class CpuKernels(KernelSet):
     ) -> LinearLayer:
         """See `KernelSet.StreamedCodedLinear`."""
         return streamed_coded_linear(self._library, shape, pieces, bias, coding)
+
+    def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
+        """See `KernelSet.head_linears`."""
+        return CpuHeadLinears(self._library, layers)
 
     def compile_experts(self, experts: ExpertLayers) -> CpuExperts:
         """See `KernelSet.compile_experts`."""

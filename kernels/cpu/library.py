@@ -29,6 +29,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_paged_attention": [P, N],
     "quire_linear": [P, P, P, L, L, N, N],
     "quire_linear_rows": [P, P, P, L, N],
+    "quire_linear_heads": [P, L, P, L, L, P, L, L, L, N, N],
     "quire_pack_rows": [P, L, L, P, L, N, N],
     "quire_pack_quantized_rows": [P, L, L, P, L, N, N],
     "quire_pack_integer_rows": [P, L, L, P, P, P, N],

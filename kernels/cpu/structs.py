@@ -98,6 +98,7 @@ class Experts(ctypes.Structure):
 
     _fields_ = [
         *((name, L) for name in ("hidden", "count", "top_k", "inner", "shared_inner")),
+        *((name, L) for name in ("groups", "top_groups", "group_best")),
         *((name, P) for name in ("router", "gate_up", "down", "shared_gate_up", "shared_down")),
         *((name, P) for name in ("shared_gate", "choice_bias")),
         *((name, N) for name in ("softmax_first", "sigmoid", "renormalize")),

@@ -66,6 +66,7 @@ class ReferenceKernels(KernelSet):
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     rope_and_cache = staticmethod(rope.rope_and_cache)
     paged_attention = staticmethod(attention.paged_attention)
+    latent_attention = staticmethod(attention.latent_attention)
     silu_and_mul = staticmethod(activation.silu_and_mul)
     gelu_and_mul = staticmethod(activation.gelu_and_mul)
     argmax = staticmethod(sampling.argmax)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.reference.norm import wide
 
 QUERIES_AT_ONCE = 256
@@ -75,3 +75,23 @@ def attend(
     else:
         weights = torch.softmax(scores, -1)
     return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(q.shape).to(q.dtype)
+
+
+def latent_attention(args: LatentArgs) -> Tensor:
+    """See `KernelSet.latent_attention`."""
+    q, latent = args.q, args.latent
+    out = torch.empty((*q.shape[:2], latent), dtype=q.dtype, device=q.device)
+    starts, lengths = args.query_start_loc.tolist(), args.seq_lens.tolist()
+    for index, length in enumerate(lengths):
+        begin, end, blocks = starts[index], starts[index + 1], args.block_tables[index]
+        for low in range(begin, end, QUERIES_AT_ONCE):
+            high = min(low + QUERIES_AT_ONCE, end)
+            first, last = length - (end - low), length - (end - high)
+            keys = gather(args.cache, args.scales, blocks, 0, last)[:, 0]
+            scores = torch.einsum("qhd,kd->hqk", wide(q[low:high]), keys) * args.scale
+            at = torch.arange(first, last, device=q.device)[:, None]
+            later = torch.arange(last, device=q.device)[None, :] > at
+            weights = torch.softmax(scores.masked_fill(later, float("-inf")), -1)
+            found = torch.einsum("hqk,kd->qhd", weights, keys[:, -latent:])
+            out[low:high] = found.to(q.dtype)
+    return out

@@ -208,16 +208,28 @@ def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, act
     )  # fmt: skip
 
 
+def in_groups(layers, scores):
+    """Scores with those of groups that a row doesn't go to at -infinity, a row at a time."""
+    size, kept = scores.shape[1] // layers.groups, torch.full_like(scores, -torch.inf)
+    for row, given in enumerate(scores):
+        groups = [sorted(each.tolist())[-layers.group_best :] for each in given.split(size)]
+        best = sorted(range(layers.groups), key=lambda group: -sum(groups[group]))
+        for group in best[: layers.top_groups]:
+            part = slice(group * size, (group + 1) * size)
+            kept[row, part] = given[part]
+    return kept
+
+
 def sum_of_experts(dense, layers, x):
     scores = dense["router"](x)
     if layers.sigmoid:
         scores = scores.sigmoid()
-        chosen = (scores + layers.choice_bias).topk(layers.top_k).indices
+        chosen = in_groups(layers, scores + layers.choice_bias).topk(layers.top_k).indices
         weights = scores.gather(-1, chosen) * layers.scale
         if layers.renormalize:
             weights = weights / scores.gather(-1, chosen).sum(-1, keepdim=True)
     elif layers.softmax_first:
-        weights, chosen = scores.softmax(-1).topk(layers.top_k)
+        weights, chosen = in_groups(layers, scores.softmax(-1)).topk(layers.top_k)
         if layers.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
     else:
@@ -244,6 +256,9 @@ def sum_of_experts(dense, layers, x):
         (3, 3, {"shared": "gated", "activation": ActivationSpec("swiglu_clamped", 0.7, 1.7)}),
         (7, 3, {"shared": "plain", "sigmoid": True, "scale": 2.5}),
         (7, 3, {"sigmoid": True, "renormalize": False}),
+        (12, 3, {"sigmoid": True, "groups": 4, "top_groups": 2, "group_best": 2, "scale": 2.5}),
+        (12, 4, {"shared": "plain", "renormalize": False, "groups": 3, "top_groups": 1}),
+        (8, 3, {"groups": 4, "top_groups": 4}),
     ],
 )
 def test_experts(kernels, threads, count, top_k, kind):
@@ -282,6 +297,10 @@ def test_experts_that_do_not_fit_are_refused(kernels):
     refused("2 of them down", down=layers.down[:2])
     refused("shared expert has two", shared_down=layers.down[0])
     refused("choice_bias", choice_bias=torch.zeros(2))
+    refused("1 of 2 groups of 3 experts", groups=2)
+    refused("4 of 3 groups", groups=3, top_groups=4)
+    refused("2 experts of 1 groups of 1", groups=3)
+    refused("2 of a group's 1 scores", groups=3, top_groups=3, group_best=2)
     refused("activation", activation=ActivationSpec("tanh"))
     if kernels.name == "reference":
         return

@@ -30,17 +30,19 @@ class PagedLayer(ABC):
 
     @property
     def token_size(self) -> int:
-        """Elements of a token's keys and values."""
-        return 2 * self._spec.kv_size
+        """Elements of a token's keys and values, or of its latent."""
+        return self._spec.kv_bytes_per_token(1, num_layers=1)
 
     def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Make the cache."""
         shape = (num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
-        self._keys, self._values = (self._ops.new_kv_cache(shape, dtype) for _ in range(2))
+        self._keys = self._ops.new_kv_cache(shape, dtype)
+        latents = self._spec.latents is not None
+        self._values = self._keys if latents else self._ops.new_kv_cache(shape, dtype)
 
     def copy(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
         """Copy tokens within the cache: (blocks, places in them), int64 [n] each."""
-        for cache in (self._keys, self._values):
+        for cache in (self._keys, self._values)[: 1 if self._values is self._keys else 2]:
             cache[target[0], :, target[1]] = cache[source[0], :, source[1]]
 
     @abstractmethod

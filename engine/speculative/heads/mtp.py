@@ -26,11 +26,13 @@ from engine.models.description import (
 )
 from engine.models.draft_layers import COUNT, FAMILIES, count_of, with_one
 from engine.models.experts import Weights
+from engine.models.latent_attention import LatentAttention
 from engine.models.layer_loader import LayerLoader
 from engine.models.layer_weights import LayerWeights
 from engine.models.norms import norm_of
 from engine.models.plain_layers import plain_layer
 from engine.models.spec import DecoderSpec
+from engine.models.states import StateMixer
 from engine.models.weights import WeightReader
 from engine.quantization.scheme import Scheme
 from engine.speculative.heads.layer import PagedLayer
@@ -67,7 +69,9 @@ class ModelLayer(PagedLayer):
         super().__init__(ops, spec)
         self._layer = plain_layer(spec, ops, weights, NO_NORM)
         attention = self._layer.attention
-        if not isinstance(attention, Attention) or attention.gated:
+        if isinstance(attention, StateMixer) or (
+            isinstance(attention, Attention) and attention.gated
+        ):
             raise ModelLoadError(
                 f"Heads of {spec.architecture}, whose layers carry states or whose attention has "
                 "gates, aren't supported.",
@@ -78,6 +82,9 @@ class ModelLayer(PagedLayer):
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
         """See the base."""
         attention, heads = self._attention, (-1, self._spec.head_dim)
+        if isinstance(attention, LatentAttention):
+            attention.write(x, positions, slots, LayerCache(self._keys, self._values))
+            return
         q, k, v = (
             part.unflatten(-1, heads)
             for part in attention.project(x).split(attention.sizes, dim=-1)

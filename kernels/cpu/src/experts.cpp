@@ -16,19 +16,54 @@ struct Buffers {
   float* scores;           // [rows, count], of the router or of the gate of the shared expert
   float* weights;          // [rows, top_k]
   int32_t* chosen;         // [rows, top_k]
+  int32_t* open;           // [rows, groups], whether the token may go to a group's experts
   float* rows;             // [kRowsAtOnce, hidden], those that an expert is to see
   float *gated, *inner;    // [kRowsAtOnce, 2 inner], [kRowsAtOnce, inner]
   float* out;              // [kRowsAtOnce, hidden], what the expert says of them
 };
 
-// The expert with the highest score that isn't taken yet; of equal ones the first.
-int32_t best_of(const Experts& e, const float* scores, const int32_t* taken, int64_t num_taken) {
-  const auto by = [&](int32_t i) { return e.choice_bias ? scores[i] + e.choice_bias[i] : scores[i]; };
+// What an expert is chosen by.
+float choice_score(const Experts& e, const float* scores, int64_t i) {
+  return e.choice_bias ? scores[i] + e.choice_bias[i] : scores[i];
+}
+
+// What a group is chosen by: its best score, or the sum of its two best ones.
+float group_score(const Experts& e, const float* scores, int64_t group) {
+  const int64_t size = e.count / e.groups;
+  float best = -INFINITY, second = -INFINITY;
+  for (int64_t i = group * size; i < (group + 1) * size; i++) {
+    const float score = choice_score(e, scores, i);
+    second = std::max(second, std::min(best, score));
+    best = std::max(best, score);
+  }
+  return e.group_best > 1 ? best + second : best;
+}
+
+// Marks the groups that a token may go to; of equal ones the first.
+void open_groups(const Experts& e, const float* scores, int32_t* open) {
+  std::fill(open, open + e.groups, 0);
+  for (int64_t n = 0; n < e.top_groups; n++) {
+    int64_t best = -1;
+    float most = 0;
+    for (int64_t group = 0; group < e.groups; group++) {
+      if (open[group]) continue;
+      const float score = group_score(e, scores, group);
+      if (best < 0 || score > most) best = group, most = score;
+    }
+    open[best] = 1;
+  }
+}
+
+// The expert with the highest score, of those in `open` groups, that isn't taken yet; of equal ones
+// the first.
+int32_t best_of(const Experts& e, const float* scores, const int32_t* open, const int32_t* taken,
+                int64_t num_taken) {
+  const int64_t size = e.count / e.groups;
   int32_t best = -1;
   for (int32_t i = 0; i < e.count; i++) {
-    bool free = true;
+    bool free = open[i / size];
     for (int64_t j = 0; j < num_taken; j++) free = free && taken[j] != i;
-    if (free && (best < 0 || by(i) > by(best))) best = i;
+    if (free && (best < 0 || choice_score(e, scores, i) > choice_score(e, scores, best))) best = i;
   }
   return best;
 }
@@ -43,12 +78,13 @@ void softmax(float* x, int64_t count) {
   for (int64_t i = 0; i < count; i++) x[i] /= sum;
 }
 
-void route_row(const Experts& e, float* scores, int32_t* chosen, float* weights) {
+void route_row(const Experts& e, float* scores, int32_t* open, int32_t* chosen, float* weights) {
   for (int64_t i = 0; e.sigmoid && i < e.count; i++) scores[i] = 1 / (1 + std::exp(-scores[i]));
   if (!e.sigmoid && e.softmax_first) softmax(scores, e.count);
+  open_groups(e, scores, open);
   float sum = 0;
   for (int64_t i = 0; i < e.top_k; i++) {
-    chosen[i] = best_of(e, scores, chosen, i);
+    chosen[i] = best_of(e, scores, open, chosen, i);
     sum += weights[i] = scores[chosen[i]];
   }
   const bool over_chosen = !e.sigmoid && !e.softmax_first;
@@ -219,6 +255,7 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
   layout.add(&b.scores, rows * std::max<int64_t>(e.count, 1));
   layout.add(&b.weights, rows * e.top_k);
   layout.add(&b.chosen, rows * e.top_k);
+  layout.add(&b.open, rows * e.groups);
   layout.add(&b.rows, most * e.hidden);
   layout.add(&b.gated, most * 2 * inner);
   layout.add(&b.inner, most * inner);
@@ -231,8 +268,8 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
   deal_ranges(worth(threads, rows * e.count * e.top_k, 16384), rows, 1,
               [&](int64_t low, int64_t high) {
                 for (int64_t row = low; row < high; row++) {
-                  route_row(e, b.scores + row * e.count, b.chosen + row * e.top_k,
-                            b.weights + row * e.top_k);
+                  route_row(e, b.scores + row * e.count, b.open + row * e.groups,
+                            b.chosen + row * e.top_k, b.weights + row * e.top_k);
                 }
               });
   return run_chosen(e, out, x, rows, b, adapters, threads);

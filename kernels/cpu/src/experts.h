@@ -8,6 +8,8 @@ namespace quire {
 
 struct Experts {
   int64_t hidden, count, top_k, inner, shared_inner;
+  int64_t groups, top_groups;     // of experts that lie side by side, and those a token may go to
+  int64_t group_best;             // 1 or 2: so many of a group's scores are what it is chosen by
   const Packed* router;           // [count, hidden]
   const Packed* const* gate_up;   // [count] of [2 inner, hidden]
   const Packed* const* down;      // [count] of [hidden, inner]

@@ -69,7 +69,7 @@ char* allocate(size_t bytes, size_t align = 64);
 // ---- scratch ------------------------------------------------------------------------------------
 
 // Whose memory it is: an operation has its own, and keeps it from what it calls.
-enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kCount };
+enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kHeads, kCount };
 
 // At least `bytes`, aligned to 64, which the calling thread keeps from call to call; grows, never
 // shrinks. Throws std::bad_alloc. Good until the same thread asks for the same operation's again.

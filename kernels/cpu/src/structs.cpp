@@ -135,6 +135,9 @@ void list_experts(Listing& listing) {
   QUIRE_FIELD(top_k);
   QUIRE_FIELD(inner);
   QUIRE_FIELD(shared_inner);
+  QUIRE_FIELD(groups);
+  QUIRE_FIELD(top_groups);
+  QUIRE_FIELD(group_best);
   QUIRE_FIELD(router);
   QUIRE_FIELD(gate_up);
   QUIRE_FIELD(down);

@@ -147,8 +147,10 @@ class GroupedExperts(MixtureOfExperts):
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
-    """The experts in grouped products; None where they aren't of one format in few bits."""
-    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
+    """The experts in grouped products; None where they aren't of one format in few bits, or are
+    chosen by groups.
+    """
+    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS or experts.groups > 1:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):
         return None

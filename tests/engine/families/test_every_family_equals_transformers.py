@@ -18,8 +18,9 @@ from tests.engine.families.conftest import NATIVE, OUTPUT, Case
 NAMES = list(NATIVE)
 STATES = ("granite4", "granite4-groups", "qwen3_next")
 """What carries a state: it's in no block, so that prefixes aren't cached."""
-LAYER_BY_LAYER = ("arctic", *STATES)
-"""What doesn't run in one call: experts beside attention, and what carries a state."""
+LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
+LAYER_BY_LAYER = ("arctic", *LATENTS, *STATES)
+"""What doesn't run in one call: experts beside attention, latents, and what carries a state."""
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 

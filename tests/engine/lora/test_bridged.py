@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LoRARequest
+from engine import LLM, LoRARequest
 from engine.contract.errors import InvalidRequest
 from engine.lora.check import check_adapter
 from engine.models.bridge.adapted import BridgeStep
 from engine.models.bridge.model import BridgeModel
 from engine.survey.bridged import BRIDGED, STATEFUL
+from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
 
 from .peft_oracle import PeftOracle, make_adapter, prompts
-from .test_peft_equality import FEW, generate, serve
+from .test_peft_equality import FEW, generate
+from .test_peft_equality import serve as serve_any
 
 #: recipe -> PEFT's options of two adapters.
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -29,7 +31,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"target_modules": "all-linear", "fan_in_fan_out": True},
         {"target_modules": ["c_attn", "wte"], "fan_in_fan_out": True, "use_dora": True},
     ),
-    "deepseek_v2": (
+    "deepseek_v2": (  # native without model_impl: there adapters of kv_b_proj are refused
         {
             "target_modules": ["q_a_proj", "q_b_proj", "kv_b_proj", "o_proj"],
             "use_rslora": True,
@@ -52,8 +54,12 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def bridge(recipe: str, folder: Path) -> Path:
-    make_checkpoint({**BRIDGED, **STATEFUL}[recipe], folder)
+    make_checkpoint({**BRIDGED, **STATEFUL, **RECIPES}[recipe], folder)
     return folder
+
+
+def serve(model: Path, **settings: Any) -> LLM:
+    return serve_any(model, model_impl="transformers", **settings)
 
 
 @pytest.mark.parametrize("recipe", FAMILIES)

@@ -23,9 +23,10 @@ from tests.engine.one_result.conftest import CACHES, FORMATS, KEPT
 pytestmark = pytest.mark.usefixtures("compiler")
 Engine = Callable[..., LLM]
 
-#: Windows in KV cache groups, soft caps, sinks, ALiBi, heads of odd sizes: with every cache dtype.
+#: Windows in KV cache groups, soft caps, sinks, ALiBi, heads of odd sizes, latents: with every
+#: cache dtype.
 #: Every other family has one of them.
-WITH_ALL = ["llama", "gemma2", "gpt_oss", "bloom", "phi"]
+WITH_ALL = ["llama", "gemma2", "gpt_oss", "bloom", "phi", "deepseek_v3"]
 CASES = [(family, cache) for family in WITH_ALL for cache in CACHES] + [
     (family, CACHES[place % len(CACHES)])
     for place, family in enumerate(sorted(set(NATIVE).difference(WITH_ALL)))
@@ -38,6 +39,7 @@ AT_RANDOM = [
     ("olmo3", "int8", "float32"),
     ("glm4", "bfloat16", "int8"),
     ("qwen2_moe", "float32", "bfloat16"),
+    ("deepseek_v2", "bfloat16", "int8"),
 ]
 LENGTH = 150
 

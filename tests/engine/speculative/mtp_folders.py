@@ -1,4 +1,4 @@
-"""Random checkpoints of GLM-4.5 with a layer for drafts, and DeepSeek-V3's equation of it."""
+"""Random checkpoints with a layer for drafts, and DeepSeek-V3's equation of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ AT = f"model.layers.{LAYERS}."
 
 
 def glm_with_drafts(folder: Path, *, own_tables: bool = False, **changes: Any) -> Path:
+    """GLM-4.5's, see `with_drafts`."""
+    return with_drafts("glm4_moe", folder, own_tables=own_tables, **changes)
+
+
+def with_drafts(recipe: str, folder: Path, *, own_tables: bool = False, **changes: Any) -> Path:
     """`own_tables`: embeddings and an output layer of its own; else copies of the model's."""
-    make_checkpoint({**RECIPES["glm4_moe"], "num_nextn_predict_layers": 1, **changes}, folder)
+    make_checkpoint({**RECIPES[recipe], "num_nextn_predict_layers": 1, **changes}, folder)
     tensors = load_file(folder / "model.safetensors")
     hidden = tensors["model.norm.weight"].numel()
     torch.manual_seed(9)
@@ -55,14 +60,16 @@ def configure(folder: Path, **changes: Any) -> None:
 
 def mtp_equation(folder: Path, oracle: Any) -> Equation:
     """The layer itself is the one that `transformers` has, in float64, over whole sequences."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
     from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 
+    kinds = {"glm4_moe": Glm4MoeDecoderLayer, "deepseek_v3": DeepseekV3DecoderLayer}
     tensors = {
         name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()
     }
     config = copy.deepcopy(oracle.config)
     config._experts_implementation = "eager"  # others take no float64
-    layer = Glm4MoeDecoderLayer(config, LAYERS).double().eval()
+    layer = kinds[config.model_type](config, LAYERS).double().eval()
     parts = {
         name.removeprefix(AT): tensor for name, tensor in tensors.items() if name.startswith(AT)
     }

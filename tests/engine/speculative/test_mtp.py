@@ -22,6 +22,7 @@ from tests.engine.speculative.mtp_folders import (
     mtp_equation,
     right_glm,
     save,
+    with_drafts,
 )
 from tests.engine.speculative.test_eagle import BIAS, BIASED, Watch
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
@@ -47,12 +48,14 @@ def watched(llm: LLM, folder: Path) -> Watch:
     return Watch(llm, mtp_equation(folder, oracle), oracle, BIAS)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(
+    ("recipe", "kernels"), [("glm4_moe", True), ("glm4_moe", False), ("deepseek_v3", True)]
+)
 def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
-    kernels: bool, tmp_path: Path
+    recipe: str, kernels: bool, tmp_path: Path
 ) -> None:
     """Four of them with one layer, which has tables of its own."""
-    folder = glm_with_drafts(tmp_path, own_tables=True)
+    folder = with_drafts(recipe, tmp_path, own_tables=True)
     llm = drafting(
         folder, block_size=4, cpu_kernels=kernels, max_num_batched_tokens=24, max_num_seqs=6
     )
@@ -180,6 +183,6 @@ def test_a_family_without_them_is_refused_by_name(tmp_path: Path) -> None:
     make_checkpoint(RECIPES["llama"], tmp_path / "llama")
     with pytest.raises(ModelLoadError, match="no layers for drafts are known of LlamaForCausalLM"):
         drafting(tmp_path / "llama")
-    make_checkpoint(BRIDGED["deepseek_v3"], tmp_path / "deepseek")
+    make_checkpoint(BRIDGED["arcee"], tmp_path / "arcee")
     with pytest.raises(ConfigError, match="needs a model that runs on Quire's own decoder"):
-        drafting(tmp_path / "deepseek")
+        drafting(tmp_path / "arcee")
