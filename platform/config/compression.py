@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.utils.text import compress_string
-from servestatic.middleware import ServeStaticMiddleware
+from servestatic.middleware import AsyncServeStaticFileResponse, ServeStaticMiddleware
 
 TEXTS = ("text/", "application/javascript", "application/json", "image/svg+xml")
 #: Less than this isn't worth it.
@@ -42,7 +42,8 @@ class CompressedFiles(ServeStaticMiddleware):
         patch_vary_headers(response, ("Accept-Encoding",))
         if not _reads_gzip(request) or request.method != "GET" or "HTTP_RANGE" in request.META:
             return response
-        if response.streaming:
+        # A download that a view streams is its reader's alone: it's neither kept nor held up.
+        if isinstance(response, AsyncServeStaticFileResponse):
             return await self._file(request.path_info, response)
         return await _page(response)
 
