@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -62,3 +63,18 @@ async def test_pages_and_scripts_are_packed_for_whoever_unpacks(pages: AsgiClien
     assert text_of(first) == text_of(again) == text_of(plain)
     known = PACKED | {"if-none-match": first.headers["etag"]}
     assert (await pages.open("GET", SCRIPT, headers=known).reply()).status == 304
+
+
+@pytest.mark.django_db
+def test_a_synchronous_chain_packs_the_same() -> None:
+    client = Client()
+    plain, packed = client.get("/login/"), client.get("/login/", headers=PACKED)
+    assert packed["Content-Encoding"] == "gzip"
+    assert int(packed["Content-Length"]) == len(packed.content) < len(plain.content)
+    assert b"<title>" in gzip.decompress(packed.content)
+    assert "Accept-Encoding" in plain["Vary"]
+    assert "Content-Encoding" not in plain
+    script: Any = client.get(SCRIPT, headers=PACKED)
+    assert script["Content-Encoding"] == "gzip"
+    assert int(script["Content-Length"]) == len(script.content)
+    assert client.get(SCRIPT, headers={"if-none-match": script["ETag"]}).status_code == 304
