@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeGuard, cast
 
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
+from django.utils.decorators import sync_and_async_middleware
 from django.utils.text import compress_string
 from servestatic.middleware import ServeStaticMiddleware
 
@@ -23,6 +25,28 @@ MOST_KEPT = 4 << 20
 RANDOM_BYTES = 100
 
 
+@sync_and_async_middleware
+def compressed(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """The middleware. Where those around it are synchronous, as in a test's client, pages stay so:
+    an event loop and a thread for each would cost more than most pages.
+    """
+    if iscoroutinefunction(get_response):
+        return CompressedFiles(get_response)
+    files = CompressedFiles(sync_to_async(get_response))
+    by_loop = async_to_sync(files)
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        if files.autorefresh or request.path_info in files.files:
+            return by_loop(request)
+        _plain_tag(request)
+        response = get_response(request)
+        if _may_pack(request, response) and _is_page(response):
+            _pack(response)
+        return response
+
+    return respond
+
+
 class CompressedFiles(ServeStaticMiddleware):
     """Static files, each compressed once a process; whole pages as they are made."""
 
@@ -33,18 +57,15 @@ class CompressedFiles(ServeStaticMiddleware):
 
     async def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """The response, compressed where the client reads that and it pays."""
-        # Files are told by their own tag, pages have none.
-        known = request.META.get("HTTP_IF_NONE_MATCH", "")
-        request.META["HTTP_IF_NONE_MATCH"] = known.removeprefix("W/")
+        _plain_tag(request)
         response = await super().__call__(request)
-        if not _is_text(response):
-            return response
-        patch_vary_headers(response, ("Accept-Encoding",))
-        if not _reads_gzip(request) or request.method != "GET" or "HTTP_RANGE" in request.META:
+        if not _may_pack(request, response):
             return response
         if response.streaming:
             return await self._file(request.path_info, response)
-        return await _page(response)
+        if _is_page(response):
+            await asyncio.to_thread(_pack, response)
+        return response
 
     async def _file(self, path: str, response: HttpResponseBase) -> HttpResponseBase:
         key = path, response.get("ETag", "")
@@ -71,16 +92,33 @@ class CompressedFiles(ServeStaticMiddleware):
             self._size -= len(oldest)
 
 
-async def _page(response: HttpResponseBase) -> HttpResponseBase:
-    if not isinstance(response, HttpResponse) or len(response.content) < LEAST_BYTES:
-        return response
-    if not response["Content-Type"].startswith("text/html"):
-        return response
-    body = await asyncio.to_thread(compress_string, response.content, max_random_bytes=RANDOM_BYTES)
-    response.content = body
-    response["Content-Length"] = str(len(body))
-    response["Content-Encoding"] = "gzip"
-    return response
+def _plain_tag(request: HttpRequest) -> None:
+    """Files are told by their own tag, pages have none."""
+    known = request.META.get("HTTP_IF_NONE_MATCH", "")
+    request.META["HTTP_IF_NONE_MATCH"] = known.removeprefix("W/")
+
+
+def _may_pack(request: HttpRequest, response: HttpResponseBase) -> bool:
+    """Whether it's text that the client wants whole and can unpack; marks what depends on that."""
+    if not _is_text(response):
+        return False
+    patch_vary_headers(response, ("Accept-Encoding",))
+    return _reads_gzip(request) and request.method == "GET" and "HTTP_RANGE" not in request.META
+
+
+def _is_page(response: HttpResponseBase) -> TypeGuard[HttpResponse]:
+    return (
+        isinstance(response, HttpResponse)
+        and len(response.content) >= LEAST_BYTES
+        and response["Content-Type"].startswith("text/html")
+    )
+
+
+def _pack(page: HttpResponse) -> None:
+    body = compress_string(page.content, max_random_bytes=RANDOM_BYTES)
+    page.content = body
+    page["Content-Length"] = str(len(body))
+    page["Content-Encoding"] = "gzip"
 
 
 def _is_text(response: HttpResponseBase) -> bool:

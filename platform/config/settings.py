@@ -171,7 +171,7 @@ MIDDLEWARE = [
     "tenants.middleware.note_address",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
-    "config.compression.CompressedFiles",
+    "config.compression.compressed",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

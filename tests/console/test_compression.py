@@ -1,0 +1,80 @@
+"""What leaves compressed, and that nobody is given what was packed for another."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.core.asgi import get_asgi_application
+from django.test import Client
+
+from inference.asgi import http_application
+from tenants.models import User
+from tests.console.rows import make_rows
+from tests.inference.asgi_client import AsgiClient, Reply
+
+PACKED = {"accept-encoding": "gzip"}
+SCRIPT = "/static/console/js/frame.js"
+
+
+@pytest.fixture
+def pages(committed: None, live_redis: str) -> AsgiClient:
+    """The product's pages as a server gives them."""
+    make_rows()
+    return AsgiClient(http_application(get_asgi_application()))
+
+
+def session_of(name: str) -> str:
+    client = Client()
+    client.force_login(User.objects.get(username=name))
+    return f"{django_settings.SESSION_COOKIE_NAME}={client.session.session_key}"
+
+
+def text_of(reply: Reply) -> str:
+    packed = reply.headers.get("content-encoding") == "gzip"
+    return (gzip.decompress(reply.body) if packed else reply.body).decode()
+
+
+@pytest.mark.parametrize("media", ["csv", "json"])
+async def test_a_download_is_its_readers_alone(pages: AsgiClient, media: str) -> None:
+    for name, tenant, other in (("ada", "acme", "rival"), ("olga", "rival", "acme")):
+        cookie = {"cookie": await sync_to_async(session_of)(name)}
+        path = f"/console/audit/?format={media}"
+        reply = await pages.open("GET", path, headers=PACKED | cookie).reply()
+        assert reply.status == 200
+        assert tenant in text_of(reply)
+        assert other not in text_of(reply)
+
+
+async def test_pages_and_scripts_are_packed_for_whoever_unpacks(pages: AsgiClient) -> None:
+    for path in ("/login/", SCRIPT):
+        plain = await pages.open("GET", path).reply()
+        first = await pages.open("GET", path, headers=PACKED).reply()
+        again = await pages.open("GET", path, headers=PACKED).reply()
+        for reply in (first, again):
+            assert reply.headers["content-encoding"] == "gzip"
+            assert int(reply.headers["content-length"]) == len(reply.body) < len(plain.body)
+        assert "content-encoding" not in plain.headers
+        assert {reply.headers["vary"] for reply in (plain, first)} >= {plain.headers["vary"]}
+        assert "Accept-Encoding" in plain.headers["vary"]
+    assert text_of(first) == text_of(again) == text_of(plain)
+    known = PACKED | {"if-none-match": first.headers["etag"]}
+    assert (await pages.open("GET", SCRIPT, headers=known).reply()).status == 304
+
+
+@pytest.mark.django_db
+def test_a_synchronous_chain_packs_the_same() -> None:
+    client = Client()
+    plain, packed = client.get("/login/"), client.get("/login/", headers=PACKED)
+    assert packed["Content-Encoding"] == "gzip"
+    assert int(packed["Content-Length"]) == len(packed.content) < len(plain.content)
+    assert b"<title>" in gzip.decompress(packed.content)
+    assert "Accept-Encoding" in plain["Vary"]
+    assert "Content-Encoding" not in plain
+    script: Any = client.get(SCRIPT, headers=PACKED)
+    assert script["Content-Encoding"] == "gzip"
+    assert int(script["Content-Length"]) == len(script.content)
+    assert client.get(SCRIPT, headers={"if-none-match": script["ETag"]}).status_code == 304

@@ -1,0 +1,1 @@
+"""Shares the tests out between processes that are forked once all is imported and collected."""
