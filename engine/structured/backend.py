@@ -47,8 +47,9 @@ class TokenSpace:
         self.num_words, self.eos_token_ids = num_words, tuple(eos_token_ids)
         self.tokenizer, self.special = tokenizer, frozenset[int]()
         if tokenizer is not None:
-            every = range(tokenizer.vocab_size)
-            self.special = frozenset(filter(tokenizer.is_special_token, every))
+            # In Python's own loop, which lets other threads have their turns.
+            is_special, every = tokenizer.is_special_token, range(tokenizer.vocab_size)
+            self.special = frozenset({token for token in every if is_special(token)})
         flags = np.zeros(num_words * 32, dtype=np.uint8)
         flags[list(eos_token_ids)] = 1
         self.eos_bits: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)

@@ -223,7 +223,7 @@ class Widths(LogitsProcessor):
 
 def test_logits_processors_get_whole_rows(tmp_path: Path) -> None:
     model = checkpoint("llama", tmp_path / "model")
-    options = {"target_modules": ["q_proj"], **BOTH}
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
     request = LoRARequest(
         "a", 1, str(make_adapter(model, tmp_path / "a", more_tokens=NEW, **options))
     )
@@ -272,7 +272,7 @@ def test_drafts_of_models_and_heads_change_nothing(
     more: int,
 ) -> None:
     make_drafts_free(monkeypatch)
-    options = {"target_modules": ["q_proj"], **BOTH}
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
     folder = make_adapter(model, tmp_path / "a", more_tokens=more, **options)
     request = LoRARequest("a", 1, str(folder))
     beyond = TOKENS if more > 0 else [5, 6]
@@ -295,7 +295,7 @@ def test_drafts_never_go_beyond_what_an_adapter_has(
 ) -> None:
     """The draft says a token that the adapter's smaller vocabulary lacks, wherever it is asked."""
     make_drafts_free(monkeypatch)
-    options = {"target_modules": ["q_proj"], **BOTH}
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
     folder = make_adapter(model, tmp_path / "a", more_tokens=-NEW, **options)
     request, few = LoRARequest("a", 1, str(folder)), SamplingParams(max_tokens=9, ignore_eos=True)
     drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}

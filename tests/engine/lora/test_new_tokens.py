@@ -223,7 +223,7 @@ def serve_all_logprobs(llm: LLM, params: SamplingParams, request: LoRARequest) -
 def test_neighbours_are_the_same_to_the_bit(
     model: Path, adapter: Path, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"target_modules": ["q_proj"], **BOTH}
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
     plain = LoRARequest("b", 2, str(make_adapter(model, tmp_path / "b", **options)))
     own = LoRARequest("a", 1, str(adapter))
     params = SamplingParams(
