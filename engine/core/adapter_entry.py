@@ -20,6 +20,7 @@ class AdapterEntry:
         loading: what comes of it; None once it's there.
         users: ids of requests that go through it.
         pinned: never driven out.
+        unloading: it leaves as soon as nobody uses it.
         used_at: the pool's clock when it was asked for last.
         left_at: monotonic seconds when it was used last.
         vocab_size: of its rows, where it brings tokens; 0: the model's.
@@ -32,6 +33,7 @@ class AdapterEntry:
     load_seconds: float = 0.0
     users: set[str] = field(default_factory=set)
     pinned: bool = False
+    unloading: bool = False
     used_at: int = 0
     left_at: float = field(default_factory=time.monotonic)
     vocab_size: int = 0

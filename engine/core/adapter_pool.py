@@ -18,13 +18,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
-from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
+from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState, digest_of
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.replica_state import EngineStats
 from engine.core.adapter_entry import AdapterEntry
 from engine.core.adapter_shares import IDLE_S, AdapterShares
+from engine.core.departed_adapters import DepartedAdapters
 from engine.lora.host import AdapterHost
 from engine.lora.store import AdapterFacts
 from engine.scheduler.sequence import Request, Status
@@ -39,8 +38,6 @@ _MOST_OVERTAKING = 256
 #: Seconds that the first one waits for others where nothing runs: a step of a few takes as long as
 #: one of all.
 _TOGETHER_S = 0.01
-#: Adapters that left the device, of which something is still told.
-_MOST_REMEMBERED = 256
 #: Seconds from one look for adapters that nobody asks for to the next.
 _LOOK_S = 5.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,14 +68,12 @@ class AdapterPool:
     ) -> None:
         self.capacity = capacity
         self._load, self._drop, self._most = load, drop, max_adapters
-        self._refusal, self._forget, self._holds = refusal, forget, holds
+        self._refusal = refusal
         self._entries: dict[str, AdapterEntry] = {}
         self._lines: dict[str, deque[Request]] = {}
         #: For loaded adapters, held back while others wait for room.
         self._held: list[Request] = []
-        self._known: dict[str, AdapterState] = {}
-        #: What left the device for host memory, and when it was used last.
-        self._in_host: dict[str, float] = {}
+        self._departed = DepartedAdapters(holds, forget)
         self._looked_at = 0.0
         self._shares = AdapterShares()
         self._threads: ThreadPoolExecutor | None = None
@@ -261,6 +256,7 @@ class AdapterPool:
         self._load_seconds += facts.load_seconds
         if asked is not None:
             asked[1].set_result(None)
+        self._let_go(digest)
         return []
 
     def _serve_lines(self) -> Iterator[tuple[Request, QuireError | None]]:
@@ -294,6 +290,7 @@ class AdapterPool:
             line.remove(request)
             if not line:
                 del self._lines[ref.digest]
+        self._let_go(ref.digest)
         if self._lines:
             self._begin_loads()
 
@@ -335,7 +332,7 @@ class AdapterPool:
         self._clock += 1
         entry = AdapterEntry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
         entry.pinned = ref.digest in self._pinned
-        self._in_host.pop(ref.digest, None)
+        self._departed.take_back(ref.digest)
         self._entries[ref.digest] = entry
 
     def _make_room(self, size: int, owner: str) -> bool:
@@ -360,14 +357,8 @@ class AdapterPool:
 
     def _evict(self, digest: str) -> None:
         entry = self._entries.pop(digest)
-        in_host = self._drop(digest)
         self._num_evictions += 1
-        if in_host:
-            self._in_host[digest] = entry.left_at
-        self._remember(entry, "host" if in_host else "disk")
-        if self._holds is not None:
-            for other in [each for each in self._in_host if not self._holds(each)]:
-                self._left_host(other)
+        self._departed.add(entry, in_host=self._drop(digest))
 
     def _bytes_by_owner(self, *, in_use: bool = False) -> dict[str, int]:
         held: dict[str, int] = {}
@@ -404,7 +395,7 @@ class AdapterPool:
         (self._pinned.add if pin else self._pinned.discard)(ref.digest)
         entry = self._entries.get(ref.digest)
         if entry is not None:
-            entry.pinned = pin
+            entry.pinned, entry.unloading = pin, False
         _, done = self._asked.setdefault(ref.digest, (ref, Future()))
         if entry is not None and entry.loading is None:
             del self._asked[ref.digest]
@@ -413,17 +404,26 @@ class AdapterPool:
         return done
 
     def unload(self, digest: str) -> bool:
-        """Let an adapter go as soon as nobody uses it; False where it isn't there."""
+        """Have an adapter leave the device as soon as nobody uses it or waits for it, unless it's
+        asked for by `preload` before; False where it isn't there.
+        """
         self._pinned.discard(digest)
         if (asked := self._asked.pop(digest, None)) is not None:
             asked[1].set_exception(InvalidRequest("The adapter was unloaded.", param="model"))
         entry = self._entries.get(digest)
         if entry is None:
             return False
-        entry.pinned = False
-        if entry.is_free:
-            self._evict(digest)
+        entry.pinned, entry.unloading = False, True
+        self._let_go(digest)
         return True
+
+    def _let_go(self, digest: str) -> None:
+        """Have an adapter that is to be unloaded leave, once nobody needs it."""
+        entry = self._entries.get(digest)
+        if entry is None or not (entry.unloading and entry.is_free) or digest in self._lines:
+            return
+        if not any(_digest_of(request) == digest for request in self._held):
+            self._evict(digest)
 
     def drop_idle(self) -> None:
         """Let all go that nobody uses."""
@@ -442,19 +442,7 @@ class AdapterPool:
         for digest, entry in list(self._entries.items()):
             if entry.is_free and now - entry.left_at >= IDLE_S:
                 self._evict(digest)
-        for digest, left_at in list(self._in_host.items()):
-            if now - left_at >= IDLE_S:
-                self._let_host_go(digest)
-
-    def _let_host_go(self, digest: str) -> None:
-        self._left_host(digest)
-        if self._forget is not None:
-            self._forget(digest)
-
-    def _left_host(self, digest: str) -> None:
-        del self._in_host[digest]
-        if (known := self._known.get(digest)) is not None:
-            self._known[digest] = msgspec.structs.replace(known, tier="disk")
+        self._departed.give_back_idle(now)
 
     def states(self) -> list[AdapterState]:
         """All that are known, wherever they lie."""
@@ -472,8 +460,7 @@ class AdapterPool:
             )
             for digest, entry in list(self._entries.items())
         ]
-        gone = [each for each in list(self._known.values()) if each.digest not in self._entries]
-        return here + gone
+        return here + self._departed.states(self._entries)
 
     def fill(self, stats: EngineStats) -> None:
         """Bring the figures of adapters up to date."""
@@ -483,22 +470,15 @@ class AdapterPool:
         stats.adapter_load_seconds_total = self._load_seconds
         stats.adapter_evictions_total = self._num_evictions
 
-    def _remember(self, entry: AdapterEntry, tier: str) -> None:
-        """What left the device; of those, the last hundreds."""
-        digest = entry.ref.digest
-        self._known.pop(digest, None)
-        self._known[digest] = AdapterState(
-            digest=digest, name=entry.ref.name, rank=entry.rank, tier=tier,
-            num_bytes=entry.num_bytes, load_seconds=entry.load_seconds,
-        )  # fmt: skip
-        while len(self._known) > _MOST_REMEMBERED:
-            del self._known[next(iter(self._known))]
-
     def close(self) -> None:
         """End the threads that read."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
+
+
+def _digest_of(request: Request) -> str:
+    return digest_of(request.message.adapter)
 
 
 def _file_bytes(ref: AdapterRef) -> int:

@@ -166,6 +166,7 @@ class EngineCore:
         if message.prompt_embeds is not None:
             prompt_embeds = tensor_of(message.prompt_embeds)
             message = msgspec.structs.replace(message, prompt_embeds=None)
+        own = None
         if message.adapter is not None:
             self.adapters.check(message.adapter)
             own = self.adapters.vocab_size(message.adapter.digest)
@@ -177,6 +178,7 @@ class EngineCore:
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.request(message, on_done, prompt_embeds)
+        request.vocab_size = own or 0
         ready = self._admit(request)
         self._attach(request, prompt_embeds)
         if ready:
@@ -366,6 +368,7 @@ class EngineCore:
                 if (adapter := request.message.adapter) is not None:
                     own = self.adapters.vocab_size(adapter.digest) or 0
                     self._input_processor.check_vocabulary(request.message, own)
+                    request.vocab_size = own
                 for sequence in alive:
                     sequence.status = Status.WAITING
                 if self.structured.admit(request):

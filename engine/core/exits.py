@@ -47,9 +47,9 @@ class Exits:
         """(finish reason, stop token id) when this token, its last, ends the sequence."""
         params = sequence.request.message.sampling
         generated = len(sequence.token_ids) - sequence.num_prompt_tokens
-        if self._grammars and token_id in self.eos:
-            grammar = self._grammars.get(sequence.seq_id)
-            if grammar is not None and grammar.complete:
+        if self._grammars and (grammar := self._grammars.get(sequence.seq_id)) is not None:
+            ends = token_id in self.eos or token_id in grammar.own_ends
+            if ends and grammar.complete:
                 return "stop", None
         if generated >= params.min_tokens:
             if token_id in self.eos and not params.ignore_eos:

@@ -16,16 +16,12 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.speculative import SpeculativeConfig
 from engine.contract.token_lists import untracked
 from engine.kv_cache.hashing import BlockHashes, ContentKey, scope_key
 from engine.models.facts import ModelFacts
 from engine.pooling.requests import check_pooling
 from engine.sampling.processor_classes import processor_classes
 from engine.scheduler import Request, Sequence
-
-#: Ways to drafts that take them from text; others compute them from the model's own vocabulary.
-_FOUND = ("ngram", "suffix")
 
 
 class InputProcessor:
@@ -90,25 +86,6 @@ class InputProcessor:
         _check_prompt(message.prompt_token_ids, vocab)
         if message.pooling is None:
             message.sampling.check_tokens(vocab)
-        if not own:
-            return
-        params, thinking = message.sampling, message.sampling.thinking
-        drafts = self._config.speculative_config
-        computed = False
-        if drafts:
-            computed = SpeculativeConfig.from_mapping(drafts).method not in _FOUND
-        refused = {
-            "structured_outputs": params.structured_outputs is not None,
-            "thinking": thinking is not None and thinking.budget is not None,
-            "logits_processors": bool(self._processors),
-            "speculative_config": computed,
-        }
-        for name, asked in refused.items():
-            if asked:
-                raise InvalidRequest(
-                    f"{name} can't be used with an adapter that brings tokens of its own.",
-                    param=name,
-                )
 
     def _ask_processors(self, params: SamplingParams) -> None:
         """What the engine's logits processors say of a request."""

@@ -38,7 +38,7 @@ from engine.speculative.heads.load import (
 )
 from engine.speculative.heads.mtp import Mtp, OwnLayers
 from engine.worker.batch import RunningBatch
-from engine.worker.head_memory import HeadMemory
+from engine.worker.head_memory import HeadMemory, known_tokens
 from engine.worker.hidden import HiddenKeeper, HiddenStates
 
 log = logging.getLogger(__name__)
@@ -168,8 +168,9 @@ class HeadExecutor:
             group, most = layout.windows.index(0), self._wanted.num_speculative_tokens
             dtype = self._target.dtype
             self._hidden = HeadMemory(
-                self._heads, batch, group, num_blocks, dtype, most, ops.device, self._kept
-            )
+                self._heads, batch, group, num_blocks, dtype, most, ops.device, self._kept,
+                vocab_size=self._target.spec.vocab_size,
+            )  # fmt: skip
         else:
             hidden = self._target.spec.hidden_size
             self._hidden = HiddenStates(self._heads, batch, hidden, ops.device)
@@ -185,7 +186,8 @@ class HeadExecutor:
         places = [at for at, row in enumerate(found) if row is not None]
         rows = [row for row in found if row is not None]
         if rows:
-            tokens = batch.tokens[rows, batch.num_tokens[rows] - 1].tolist()
+            newest = batch.tokens[rows, batch.num_tokens[rows] - 1]
+            tokens = known_tokens(newest, self._target.spec.vocab_size).tolist()
             states = [self._state(batch, row) for row in rows]
             counts = [plan.counts[at] for at in places]
             drawn = drawer.draw(hidden.rounds(rows), tokens, states, counts)

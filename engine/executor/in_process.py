@@ -29,6 +29,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
 from engine.sampling.custom import CustomProcessors
+from engine.sampling.logits_processor import LogitsProcessor
 from engine.sampling.processor_classes import processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.attachments import Attachments
@@ -154,7 +155,11 @@ class InProcessExecutor:
         if not classes:
             return None
         place, pinned, config = self.device.torch_device, self.device.pins_memory, self.vllm_config
-        return CustomProcessors([each(config, place, pinned) for each in classes])
+
+        def made() -> list[LogitsProcessor]:
+            return [each(config, place, pinned) for each in classes]
+
+        return CustomProcessors(made(), made)
 
     @property
     def vllm_config(self) -> VllmConfig:

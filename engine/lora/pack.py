@@ -47,10 +47,9 @@ def pack_adapter(
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
     native = isinstance(model, NativeDecoder)
-    if adapter.vocab_size and (model.lora_slots is not None or not native):
-        where = "on this device" if native else "for this model"
+    if adapter.vocab_size and not native:
         raise InvalidRequest(
-            f"Adapters that bring tokens of their own aren't supported {where}.",
+            "Adapters that bring tokens of their own aren't supported for this model.",
             param="modules_to_save",
         )
     packer = Packer(adapter, model, dtype, modules or modules_of(model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,15 +161,15 @@ class StepAdapters:
     def heads(self, rows: Tensor | None) -> StepAdapters | None:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""
         changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
+        found = StepAdapters(changing)
         if rows is not None:
-            changing = [(adapter, torch.isin(rows, own).nonzero().flatten())
-                        for adapter, own in changing]  # fmt: skip
-        return StepAdapters(changing) if changing else None
+            found = found.among(rows)
+        return found if found.groups else None
 
     def among(self, rows: Tensor) -> StepAdapters:
         """Those of some rows, by their places among these."""
-        return StepAdapters(
-            [(one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups]
+        return _with_rows(
+            (one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups
         )
 
     def moved(self, places: Tensor) -> StepAdapters:
@@ -178,9 +178,14 @@ class StepAdapters:
 
     def between(self, start: int, end: int) -> StepAdapters:
         """Rows [start, end), counted from there."""
-        return StepAdapters(
-            [(one, own[(own >= start) & (own < end)] - start) for one, own in self.groups]
+        return _with_rows(
+            (one, own[(own >= start) & (own < end)] - start) for one, own in self.groups
         )
+
+
+def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
+    """Without those that none of the rows goes through: their vocabulary may be another."""
+    return StepAdapters([(one, own) for one, own in groups if len(own)])
 
 
 @dataclass(slots=True)
@@ -190,10 +195,12 @@ class DeviceHeads:
     Attributes:
         own: output layers in the place of the model's, and their rows, int64.
         rows: those that are added to; None: no adapter adds anything.
+        vocab_size: of all rows, where their adapters bring tokens; 0: the model's.
     """
 
     own: Sequence[tuple[HeadLora, Tensor]] = ()
     rows: LoraRows | None = None
+    vocab_size: int = 0
 
     def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
         """Change float32 logits [R, vocabulary] of hidden [R, hidden]; `layer`: of the ends."""

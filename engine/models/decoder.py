@@ -316,7 +316,9 @@ class NativeDecoder(Adaptable):
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
         known, positions = token_ids, context.positions
-        if context.adapters is not None and context.adapters.vocab_size:
+        adapters = context.adapters
+        # By slots nobody here knows whether one of them brings tokens.
+        if context.lora_rows is not None or (adapters is not None and adapters.vocab_size):
             known = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
         x = self.embedding.rows(known)
         self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
@@ -337,8 +339,9 @@ class NativeDecoder(Adaptable):
         Rows of adapters that bring tokens come without others, and all of one vocabulary.
         """
         spec = self.spec
-        if isinstance(adapters, StepAdapters) and adapters.vocab_size:
-            logits = torch.empty(len(hidden), adapters.vocab_size)
+        if adapters is not None and (own := adapters.vocab_size):
+            shape = len(hidden), own
+            logits = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         else:
             logits = self.lm_head(hidden).float()
         self._adapt_logits(logits, hidden, adapters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +24,23 @@ class CustomProcessors:
     that it can't bear fails alone.
     """
 
-    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+    def __init__(
+        self,
+        processors: Sequence[LogitsProcessor],
+        anew: Callable[[], Sequence[LogitsProcessor]] | None = None,
+    ) -> None:
+        """`anew`: makes the same once more; None: there are no rows of another vocabulary."""
+        self._anew = anew
         self._early = [each for each in processors if not each.is_argmax_invariant()]
         self._late = [each for each in processors if each.is_argmax_invariant()]
         self._rows: list[SequenceSampling] = []
         self._num_told = 0
+
+    def sibling(self) -> CustomProcessors:
+        """The same for rows of another vocabulary, of which they are told apart from these."""
+        if self._anew is None:
+            raise RuntimeError("Nothing makes these logits processors once more.")
+        return CustomProcessors(self._anew(), self._anew)
 
     def update(self, states: Sequence[SequenceSampling]) -> None:
         """The step's rows are these sequences."""

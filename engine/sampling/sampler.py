@@ -195,8 +195,9 @@ class Sampler:
         return choice
 
     def sibling(self) -> Sampler:
-        """One for rows of another vocabulary, which the engine's own processors don't see."""
-        return Sampler(self._eos_token_ids, self._ops, self._acceptance)
+        """One for rows of another vocabulary, with logits processors of its own."""
+        custom = None if self._custom is None else self._custom.sibling()
+        return Sampler(self._eos_token_ids, self._ops, self._acceptance, custom)
 
     def is_plain(self, state: SequenceSampling) -> bool:
         """Whether kernels can choose a sequence's next token without Python's help.

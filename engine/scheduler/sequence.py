@@ -130,6 +130,9 @@ class Request:
     logits_processors: int | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
     tokens_left: int | None = None
+    #: Tokens that it may hold, where its adapter brings some; 0: the model's. Known once the
+    #: adapter is there.
+    vocab_size: int = 0
     #: Called when the last sequence has left; the service acknowledges the inbox entry then.
     on_done: Callable[[], None] | None = None
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 #: The weight of a new step in what a token takes that is read.
 _NEW = 0.3
+#: What it reads for a token that it can't know.
+_UNKNOWN = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +242,7 @@ class DraftModel:
             row = self._rows[seq_id] = _Row(sequence)
             plan.new.append(self._described(sequence, computed))
         else:
-            rest = sequence.token_ids[row.held :]
+            rest = self._readable(sequence, row.held)
             plan.rewound.append(Rewound(seq_id, row.held, rest, computed))
             if fresh:
                 plan.new_blocks.append((seq_id, _ids(fresh)))
@@ -269,10 +271,19 @@ class DraftModel:
             self.forget(idle.sequence)
         return True
 
+    def _readable(self, sequence: Sequence, start: int = 0) -> list[int]:
+        """A sequence's tokens from `start` on, another one in the place of each that its adapter
+        brings: the draft model has no such token, and what it says behind one is checked as ever.
+        """
+        token_ids, most = sequence.token_ids[start:], self._facts.vocab_size
+        if sequence.request.vocab_size <= most:
+            return token_ids
+        return [token if token < most else _UNKNOWN for token in token_ids]
+
     def _described(self, sequence: Sequence, computed: int) -> NewSequence:
         return NewSequence(
             seq_id=sequence.seq_id,
-            token_ids=list(sequence.token_ids),
+            token_ids=self._readable(sequence),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_computed_tokens=computed,
             block_ids=_ids(self.kv.tables(sequence.seq_id)),

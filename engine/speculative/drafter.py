@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 
 from engine.contract.speculative import SpeculativeConfig
@@ -76,7 +77,7 @@ class Drafter:
         computes drafts, where they don't come from text.
         """
         self._config = config
-        self._possible = possible or (lambda sequence, drafts: drafts)
+        self._allowed = possible or (lambda sequence, drafts: drafts)
         self._max_model_len = max_model_len
         self.model = model
         self._proposer: Proposer | None = None
@@ -283,6 +284,14 @@ class Drafter:
             pay = self._purses.pay_reading if on_credit else self._purses.pay
             self._charge(pay, seconds * part, [row], step)
             row.on_credit = on_credit and seq_id not in drawn
+
+    def _possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+        """The first of a sequence's drafts, those that may come: its adapter may have fewer tokens
+        than the model that gave them.
+        """
+        if own := sequence.request.vocab_size:
+            drafts = list(takewhile(own.__gt__, drafts))
+        return self._allowed(sequence, drafts)
 
     def _most_drawn(self, sequence: Sequence, model: DraftMaker) -> int:
         """Drafts of a model that a sequence can use; below 1: none."""

@@ -7,6 +7,7 @@ the first request needs it.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,40 @@ class BadGrammar(Exception):
     """A grammar that can't be used, and why, for the client."""
 
 
+class TokenSpace:
+    """The ids that a row's mask is over.
+
+    Attributes:
+        num_words: int32 words of the mask.
+        eos_token_ids: what ends an output.
+        eos_bits: int32 [num_words], the same as a mask.
+        special: the backend's special tokens. A text never has one, but a grammar may name them.
+        tokenizer: the backend's; None where no grammar is followed.
+    """
+
+    __slots__ = ("eos_bits", "eos_token_ids", "num_words", "special", "tokenizer")
+
+    def __init__(
+        self, num_words: int, eos_token_ids: Sequence[int], tokenizer: LLTokenizer | None = None
+    ) -> None:
+        self.num_words, self.eos_token_ids = num_words, tuple(eos_token_ids)
+        self.tokenizer, self.special = tokenizer, frozenset[int]()
+        if tokenizer is not None:
+            # In Python's own loop, which lets other threads have their turns.
+            is_special, every = tokenizer.is_special_token, range(tokenizer.vocab_size)
+            self.special = frozenset({token for token in every if is_special(token)})
+        flags = np.zeros(num_words * 32, dtype=np.uint8)
+        flags[list(eos_token_ids)] = 1
+        self.eos_bits: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def spelled(self, forced: bytes) -> int | None:
+        """The token with which ordinary tokens begin to spell a text; None: there is none."""
+        text = forced.decode("utf-8", "ignore")
+        if self.tokenizer is None or not text:
+            return None
+        return self.tokenizer.greedy_tokenize(text)[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """A model's tokens, as both sides of the pipe need them.
@@ -44,7 +79,12 @@ class Vocabulary:
     @property
     def num_words(self) -> int:
         """int32 words of a row's bitmask."""
-        return -(-self.size // 32)
+        return words_for(self.size)
+
+
+def words_for(vocab_size: int) -> int:
+    """int32 words that have a bit for each token."""
+    return -(-vocab_size // 32)
 
 
 def available() -> bool:

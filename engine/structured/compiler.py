@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.contract.errors import EngineFault
-from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
+from engine.contract.errors import EngineFault, QuireError
+from engine.structured.backend import (
+    BadGrammar,
+    TokenSpace,
+    Vocabulary,
+    build,
+    load_tokenizer,
+)
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.jobs import Job, JobLine, Outcome
 from engine.structured.process import COMMAND, CompileProcess, Limits, WorkerFailed
 from engine.structured.source import GrammarSpec
+from engine.structured.vocabularies import MODELS, MOST_KEPT, Vocabularies, VocabularySource
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -24,7 +32,8 @@ NUM_WORKERS = 2
 
 
 class Compiler:
-    """A few threads, each with a worker process of its own; they start at the first grammar.
+    """A few threads, each with a worker process of its own for the model's vocabulary, and one for
+    those of adapters, one after the other; they start at the first grammar.
 
     A grammar reaches the engine's memory only after it was built within its limits elsewhere.
     Building it here happens in the same thread and lets go of the interpreter's lock, so the
@@ -37,25 +46,27 @@ class Compiler:
         limits: Limits | None = None,
         num_workers: int = NUM_WORKERS,
         command: tuple[str, ...] = COMMAND,
+        vocabularies: Vocabularies | None = None,
     ) -> None:
-        self.vocabulary = vocabulary
+        """`vocabulary`: the model's; `vocabularies`: adapters' too, where there may be any."""
+        self.vocabulary, self._vocabularies = vocabulary, vocabularies
         self.line = JobLine(num_workers)
         self.processes = [
-            CompileProcess(vocabulary, limits or Limits(), command) for _ in range(num_workers)
+            CompileProcess(vocabulary, limits or Limits(), command) for _ in range(2 * num_workers)
         ]
         self._threads: list[threading.Thread] = []
-        self._tokenizer: LLTokenizer | None = None
-        self._tokenizer_lock = threading.Lock()
+        #: With the backend's tokenizers in this process, by vocabulary; used longest ago first.
+        self._spaces: OrderedDict[bytes, tuple[LLTokenizer, TokenSpace]] = OrderedDict()
+        self._spaces_lock = threading.Lock()
 
-    def submit(self, spec: GrammarSpec, tenant: str) -> Job:
+    def submit(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
         """Queue a grammar. Raises `EngineOverloaded` when the tenant has too many waiting."""
-        job = self.line.put(spec, tenant)
+        job = self.line.put(spec, tenant, vocabulary)
         if not self._threads:
+            pairs = zip(self.processes[::2], self.processes[1::2], strict=True)
             self._threads = [
-                threading.Thread(
-                    target=self._work, args=(process,), name=f"grammar-{index}", daemon=True
-                )
-                for index, process in enumerate(self.processes)
+                threading.Thread(target=self._work, args=pair, name=f"grammar-{index}", daemon=True)
+                for index, pair in enumerate(pairs)
             ]
             for thread in self._threads:
                 thread.start()
@@ -69,29 +80,48 @@ class Compiler:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, process: CompileProcess) -> None:
+    def _work(self, models: CompileProcess, adapters: CompileProcess) -> None:
         """A thread's life: one job after the other until the line closes."""
         while (job := self.line.take()) is not None:
+            process = adapters if job.vocabulary.key else models
             self.line.finish(job, self._outcome(process, job))
-        process.reap()
+        models.reap()
+        adapters.reap()
 
     def _outcome(self, process: CompileProcess, job: Job) -> Outcome:
         try:
-            grammar, num_bytes = process.compile(job.spec.data)
-            row = np.zeros(self.vocabulary.num_words, dtype=np.int32)
-            matcher = build(self._own_tokenizer(), grammar, row)
+            vocabulary = self._vocabulary_of(job.vocabulary)
+            grammar, num_bytes = process.compile(job.spec.data, vocabulary)
+            row = np.zeros(vocabulary.num_words, dtype=np.int32)
+            tokenizer, space = self._space_of(job.vocabulary.key, vocabulary)
+            matcher = build(tokenizer, grammar, row)
         except BadGrammar as error:
             return str(error)
+        except QuireError as error:  # of the adapter's files
+            return error
         except Exception as error:
             # Whatever it was, the request gets an answer and the thread lives on.
             if not isinstance(error, WorkerFailed):
                 log.exception("A grammar couldn't be compiled")
             return EngineFault(f"The grammar couldn't be compiled: {error}")
-        return CompiledGrammar(matcher, num_bytes + len(grammar))
+        return CompiledGrammar(matcher, num_bytes + len(grammar), space)
 
-    def _own_tokenizer(self) -> LLTokenizer:
-        """The backend's tokenizer in this process, made once."""
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = load_tokenizer(self.vocabulary)
-            return self._tokenizer
+    def _space_of(self, key: bytes, vocabulary: Vocabulary) -> tuple[LLTokenizer, TokenSpace]:
+        """The backend's tokenizer of a vocabulary in this process and its ids, made once."""
+        with self._spaces_lock:
+            found = self._spaces.pop(key, None)
+            if found is None:
+                tokenizer = load_tokenizer(vocabulary)
+                eos = vocabulary.eos_token_ids
+                found = tokenizer, TokenSpace(vocabulary.num_words, eos, tokenizer)
+            self._spaces[key] = found
+            while len(self._spaces) > 1 + MOST_KEPT:
+                del self._spaces[next(each for each in self._spaces if each)]
+            return found
+
+    def _vocabulary_of(self, source: VocabularySource) -> Vocabulary:
+        if not source.key:
+            return self.vocabulary
+        if self._vocabularies is None:
+            raise RuntimeError("Nothing was said of adapters' vocabularies.")
+        return self._vocabularies.of(source)

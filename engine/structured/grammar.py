@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.contract.thinking import Phase, Thinking
-from engine.structured.backend import BadGrammar, raise_error
+from engine.structured.backend import BadGrammar, TokenSpace, raise_error
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that passed its limits. `num_bytes`: about what it holds in memory."""
+    """A grammar that passed its limits.
+
+    Attributes:
+        num_bytes: about what it holds in memory.
+        space: the ids that it's about.
+    """
 
     template: LLMatcher
     num_bytes: int
+    space: TokenSpace | None = None
 
     def start(
         self, token_ids: Sequence[int] = (), thinking: Thinking | None = None
@@ -28,7 +34,7 @@ class CompiledGrammar:
         Raises:
             BadGrammar: these tokens don't follow the grammar.
         """
-        state = GrammarState(self.template.deep_copy(), thinking)
+        state = GrammarState(self.template.deep_copy(), thinking, self.space)
         if token_ids:
             state.advance(token_ids)
         return state
@@ -43,13 +49,20 @@ class GrammarState:
     Args:
         matcher: None where only the reasoning is watched.
         thinking: None where an output is answer from its first token on.
+        space: the ids that it may get; None: the model's.
     """
 
-    __slots__ = ("matcher", "thinking")
+    __slots__ = ("matcher", "space", "thinking")
 
-    def __init__(self, matcher: LLMatcher | None, thinking: Thinking | None = None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher | None,
+        thinking: Thinking | None = None,
+        space: TokenSpace | None = None,
+    ) -> None:
         self.matcher = matcher
         self.thinking = thinking
+        self.space = space
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take tokens over.
@@ -80,6 +93,7 @@ class GrammarState:
             following = GrammarState(
                 None if matcher is None else matcher.deep_copy(),
                 None if thinking is None else thinking.copy(),
+                self.space,
             )
             try:
                 following.advance([token])
@@ -98,6 +112,11 @@ class GrammarState:
     def idle(self) -> bool:
         """Whether there is nothing left to do, whatever tokens come."""
         return self.matcher is None and self.phase is Phase.PAST
+
+    @property
+    def own_ends(self) -> tuple[int, ...]:
+        """What ends an output under its grammar."""
+        return () if self.space is None else self.space.eos_token_ids
 
     @property
     def complete(self) -> bool:

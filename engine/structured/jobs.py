@@ -6,12 +6,13 @@ import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from engine.contract.errors import EngineFault, EngineOverloaded
+from engine.contract.errors import EngineOverloaded, QuireError
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.source import GrammarSpec
+from engine.structured.vocabularies import MODELS, VocabularySource
 
 #: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
-Outcome = CompiledGrammar | str | EngineFault
+Outcome = CompiledGrammar | str | QuireError
 #: Grammars of one tenant that wait; more are refused with 429.
 MAX_PENDING_PER_TENANT = 256
 
@@ -21,16 +22,23 @@ class Job:
     """One grammar being compiled, for however many requests.
 
     Attributes:
+        vocabulary: whose tokens it is for.
         outcome: None while it waits or runs; then the grammar, or why there is none.
         charged_to: the tenant whose worker time it takes, once it has started.
         num_waiters: requests that want it; at 0 it is dropped unless it has started.
     """
 
     spec: GrammarSpec
+    vocabulary: VocabularySource = MODELS
     outcome: Outcome | None = None
     charged_to: str | None = None
     num_waiters: int = 0
     tenants: set[str] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """What it shares with jobs that are the same."""
+        return self.vocabulary.key, self.spec.key
 
 
 class JobLine:
@@ -44,7 +52,7 @@ class JobLine:
         self._per_tenant = max(1, num_workers - 1)
         self._lines: OrderedDict[str, deque[Job]] = OrderedDict()
         self._running: dict[str, int] = {}
-        self._jobs: dict[bytes, Job] = {}
+        self._jobs: dict[tuple[bytes, bytes], Job] = {}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -52,22 +60,22 @@ class JobLine:
         with self._changed:
             return len(self._jobs)
 
-    def put(self, spec: GrammarSpec, tenant: str) -> Job:
+    def put(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
         """Queue a grammar, or join those who wait for the same one already.
 
         Raises:
             EngineOverloaded: the tenant has too many waiting.
         """
         with self._changed:
-            job = self._jobs.get(spec.key)
+            job = self._jobs.get((vocabulary.key, spec.key))
             line = self._lines.get(tenant, ())
             if job is None or (tenant not in job.tenants and job.charged_to is None):
                 if len(line) >= MAX_PENDING_PER_TENANT:
                     raise EngineOverloaded(
                         f"{len(line)} grammars wait already.", param="structured_outputs"
                     )
-                job = job or Job(spec)
-                self._jobs[spec.key] = job
+                job = job or Job(spec, vocabulary)
+                self._jobs[job.key] = job
                 job.tenants.add(tenant)
                 self._lines.setdefault(tenant, deque()).append(job)
                 self._changed.notify_all()
@@ -80,7 +88,7 @@ class JobLine:
             job.num_waiters -= 1
             if job.num_waiters or job.charged_to is not None or job.outcome is not None:
                 return
-            self._jobs.pop(job.spec.key, None)
+            self._jobs.pop(job.key, None)
             for tenant in job.tenants:
                 self._drop(tenant, job)
 
@@ -101,7 +109,7 @@ class JobLine:
             self._running[tenant] -= 1
             if not self._running[tenant]:
                 del self._running[tenant]
-            self._jobs.pop(job.spec.key, None)
+            self._jobs.pop(job.key, None)
             job.outcome = outcome
             self._changed.notify_all()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.contract.thinking import Phase
 from engine.scheduler.plan import GrammarOutput
-from engine.structured.backend import short
+from engine.structured.backend import TokenSpace, short
 from engine.structured.grammar import GrammarState
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
@@ -44,9 +44,8 @@ class MaskMaker:
         self._executor = LLExecutor(num_threads=min(MAX_THREADS, max(1, cores // 2)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
         self._buffer = np.zeros((0, num_words), dtype=np.int32)
-        eos = np.zeros(num_words * 32, dtype=np.uint8)
-        eos[list(eos_token_ids)] = 1
-        self._eos = np.packbits(eos, bitorder="little").view(np.int32)
+        #: Of rows whose state names no other.
+        self._models = TokenSpace(num_words, eos_token_ids)
         #: The longest that a row took lately.
         self._row_s = QUICK_S
         self._last: Future[GrammarOutput] | None = None
@@ -75,11 +74,14 @@ class MaskMaker:
         return output
 
     def _output(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
-        bits = self._rows(len(rows))
+        spaces = [row.state.space or self._models for row in rows]
+        bits = self._rows(len(rows), max(space.num_words for space in spaces))
+        eos = _eos_of(spaces, bits.shape[1])
         output = GrammarOutput(step, [row.seq_id for row in rows])
         followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
-        self._fill(rows, followed, bits)
-        more = np.any(bits & ~self._eos, axis=1)
+        self._fill(rows, followed, spaces, bits)
+        self._spell_out(rows, followed, spaces, bits)
+        more = np.any(bits & ~eos, axis=1)
         for at in followed:
             row, matcher = rows[at], rows[at].state.matcher
             if matcher is not None and matcher.is_error():
@@ -89,9 +91,9 @@ class MaskMaker:
             elif not more[at]:
                 output.only_eos.append(at)
             elif row.ignore_eos:
-                bits[at] &= ~self._eos
+                bits[at] &= ~eos[at]
         for at, row in enumerate(rows):
-            self._add_thinking(row.state, bits[at])
+            self._add_thinking(row.state, bits[at], eos[at])
         output.bits = bits.tobytes()
         return output
 
@@ -103,22 +105,73 @@ class MaskMaker:
         first = state.phase is Phase.START and state.thinking.forced_token is None
         return first or state.phase is Phase.PAST
 
-    def _fill(self, rows: list[MaskRow], followed: list[int], bits: NDArray[np.int32]) -> None:
+    def _fill(
+        self,
+        rows: list[MaskRow],
+        followed: list[int],
+        spaces: list[TokenSpace],
+        bits: NDArray[np.int32],
+    ) -> None:
         """The grammars' masks; the other rows allow everything."""
         if len(followed) < len(rows):
             bits[:] = -1
+        widths: dict[int, list[int]] = {}
+        for at in followed:
+            widths.setdefault(spaces[at].num_words, []).append(at)
+        for width, places in widths.items():
+            if width == bits.shape[1]:
+                self._compute(rows, places, places, bits)
+                continue
+            narrow = np.zeros((len(places), width), dtype=np.int32)
+            self._compute(rows, places, range(len(places)), narrow)
+            bits[places, :width], bits[places, width:] = narrow, 0
+
+    @staticmethod
+    def _spell_out(
+        rows: list[MaskRow],
+        followed: list[int],
+        spaces: list[TokenSpace],
+        bits: NDArray[np.int32],
+    ) -> None:
+        """Mend rows that allow a special token alone which their grammar doesn't take.
+
+        Where only one text can follow, the backend allows what a tokenizer makes of it, and that
+        may be a special token, though none is a text to it.
+        """
+        for at in followed:
+            space = spaces[at]
+            row, matcher = bits[at, : space.num_words], rows[at].state.matcher
+            only = _only(row)
+            if only not in space.special or matcher is None or matcher.validate_tokens([only]):
+                continue
+            first = space.spelled(matcher.compute_ff_bytes())
+            if first is not None:
+                row[:] = 0
+                _allow(row, first)
+
+    def _compute(
+        self,
+        rows: list[MaskRow],
+        followed: list[int],
+        places: Sequence[int],
+        bits: NDArray[np.int32],
+    ) -> None:
+        """Masks of the rows `followed` to `places` of `bits`, which is as wide as they are."""
         if len(followed) == 1 and (matcher := rows[followed[0]].state.matcher):
-            row = bits[followed[0]]
+            row = bits[places[0]]
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         elif followed:
+            matchers = [(rows[at].state.matcher, place) for at, place in zip(followed, places)]
             self._executor.unsafe_compute_mask_ptr(
-                [(matcher, at) for at in followed if (matcher := rows[at].state.matcher)],
+                [(matcher, place) for matcher, place in matchers if matcher is not None],
                 bits.ctypes.data,
                 bits.shape[1] * bits.itemsize,
-                len(rows),
+                len(bits),
             )
 
-    def _add_thinking(self, state: GrammarState, row: NDArray[np.int32]) -> None:
+    def _add_thinking(
+        self, state: GrammarState, row: NDArray[np.int32], eos: NDArray[np.int32]
+    ) -> None:
         """What the reasoning adds to a row: its own beginning and end, and no EOS within."""
         thinking = state.thinking
         if thinking is None or thinking.phase is Phase.PAST:
@@ -130,12 +183,31 @@ class MaskMaker:
         elif thinking.phase is Phase.START:
             _allow(row, thinking.params.start[0])
         elif state.matcher is not None:
-            row &= ~self._eos
+            row &= ~eos
 
-    def _rows(self, count: int) -> NDArray[np.int32]:
-        if count > len(self._buffer):
-            self._buffer = np.zeros((2 * count, self._buffer.shape[1]), dtype=np.int32)
+    def _rows(self, count: int, words: int) -> NDArray[np.int32]:
+        if count > len(self._buffer) or words != self._buffer.shape[1]:
+            self._buffer = np.zeros((2 * count, words), dtype=np.int32)
         return self._buffer[:count]
+
+
+def _eos_of(spaces: list[TokenSpace], words: int) -> NDArray[np.int32]:
+    """int32 [rows, words]: what ends an output, of each row."""
+    if all(space is spaces[0] for space in spaces):
+        return np.broadcast_to(spaces[0].eos_bits, (len(spaces), words))
+    eos = np.zeros((len(spaces), words), dtype=np.int32)
+    for row, space in zip(eos, spaces, strict=True):
+        row[: space.num_words] = space.eos_bits
+    return eos
+
+
+def _only(row: NDArray[np.int32]) -> int:
+    """The token that is allowed alone; -1: there are more, or none."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return -1
+    word = int(row.view(np.uint32)[words[0]])
+    return -1 if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
 
 
 def _allow(row: NDArray[np.int32], token: int) -> None:

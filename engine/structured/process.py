@@ -50,13 +50,18 @@ class CompileProcess:
         self._closed = False
         self.num_kills = 0
 
-    def compile(self, spec: bytes) -> tuple[str, int]:
+    def compile(self, spec: bytes, vocabulary: Vocabulary | None = None) -> tuple[str, int]:
         """The grammar of a spec and the bytes that it took in the worker.
+
+        `vocabulary`: in the place of the one that it was for so far, with a new worker.
 
         Raises:
             BadGrammar: it is wrong, or it took too much and its worker was killed.
             WorkerFailed: no worker could be started.
         """
+        if vocabulary is not None and vocabulary is not self._vocabulary:
+            self._kill()
+            self._vocabulary = vocabulary
         answer = self._ask(self._running(), spec, self._limits.time_s)
         if answer is None:
             raise BadGrammar(

@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from engine.contract.errors import EngineFault, InvalidRequest, QuireError
+from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.thinking import Phase, Thinking
 from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
-from engine.structured.backend import BadGrammar, Vocabulary, available
+from engine.structured.backend import BadGrammar, TokenSpace, Vocabulary, words_for
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
 from engine.structured.grammar import CompiledGrammar, GrammarState
@@ -21,9 +21,8 @@ from engine.structured.jobs import Job
 from engine.structured.masks import MaskMaker, MaskRow
 from engine.structured.process import Limits
 from engine.structured.source import spec_of
+from engine.structured.vocabularies import PARAM, Vocabularies, source_of
 from engine.text.tokenizer import Tokenizer
-
-PARAM = "structured_outputs"
 
 
 class StructuredOutputManager:
@@ -46,9 +45,8 @@ class StructuredOutputManager:
     ) -> None:
         self.cache = GrammarCache()
         self.limits = limits or Limits()
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos = tuple(eos_token_ids)
+        self._vocabularies = Vocabularies(tokenizer, vocab_size, eos_token_ids)
+        self._eos = self._vocabularies.eos_token_ids
         self._compiler: Compiler | None = None
         self._masks: MaskMaker | None = None
         self._waiting: dict[str, tuple[Request, Job]] = {}
@@ -74,12 +72,12 @@ class StructuredOutputManager:
         if params is None:
             self._watch(request)
             return True
-        spec = spec_of(params)
-        outcome = self.cache.get(spec.key)
+        spec, vocabulary = spec_of(params), source_of(request)
+        outcome = self.cache.get(spec.key, vocabulary.key)
         if outcome is not None:
             self._begin(request, outcome)
             return True
-        job = self._started_compiler().submit(spec, request.message.tenant)
+        job = self._started_compiler().submit(spec, request.message.tenant, vocabulary)
         for sequence in request.sequences:
             sequence.status = Status.WAITING_OUTSIDE
         self._waiting[request.request_id] = (request, job)
@@ -102,10 +100,10 @@ class StructuredOutputManager:
             if outcome is None:
                 continue
             del self._waiting[request.request_id]
-            if isinstance(outcome, EngineFault):  # the next one may well be compiled
+            if isinstance(outcome, QuireError):  # the next one may well be compiled
                 ready.append((request, outcome))
                 continue
-            self.cache.put(job.spec.key, outcome)
+            self.cache.put(job.spec.key, outcome, job.vocabulary.key)
             try:
                 self._begin(request, outcome)
             except InvalidRequest as error:
@@ -155,9 +153,12 @@ class StructuredOutputManager:
         params = request.message.sampling.thinking
         if params is None or params.budget is None:
             return
-        self._vocabulary()
+        self._vocabularies.check()
+        space = None
+        if own := request.vocab_size:
+            space = TokenSpace(words_for(own), ())  # no grammar of it says when an output may end
         for sequence in request.sequences:
-            state = GrammarState(None, Thinking(params))
+            state = GrammarState(None, Thinking(params), space)
             state.advance(sequence.token_ids[sequence.num_prompt_tokens :])
             if not state.idle:
                 self._enter(sequence, state)
@@ -193,7 +194,7 @@ class StructuredOutputManager:
         if not rows:
             return None
         if self._masks is None:
-            self._masks = MaskMaker(self._vocabulary().num_words, self._eos)
+            self._masks = MaskMaker(self._vocabularies.num_words, self._eos)
             weakref.finalize(self, self._masks.close)
         return self._masks.begin(plan.step, rows)
 
@@ -221,37 +222,32 @@ class StructuredOutputManager:
                 param=PARAM,
                 code="grammar_too_complex",
             ) from error
+        eos = grammar.own_ends or self._eos
         room = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
         stops = params.stop_token_ids or ()
         if (
             grammar.complete
             and room
             and params.logprobs is None
-            and token_id not in self._eos
+            and token_id not in eos
             and token_id not in stops
         ):
-            return [token_id, self._eos[0]]
+            return [token_id, eos[0]]
         return [token_id]
 
     # -- the backend ------------------------------------------------------------------------------
 
     def _started_compiler(self) -> Compiler:
         if self._compiler is None:
-            self._compiler = Compiler(self._vocabulary(), self.limits)
+            self._compiler = Compiler(
+                self._vocabulary(), self.limits, vocabularies=self._vocabularies
+            )
             # The compiler's threads don't hold this object, so its end is theirs.
             weakref.finalize(self, self._compiler.close)
         return self._compiler
 
     def _vocabulary(self) -> Vocabulary:
-        if self._tokenizer is None or not self._eos:
-            lacks = "tokenizer" if self._tokenizer is None else "end-of-sequence token"
-            raise InvalidRequest(
-                f"This model has no {lacks}, which structured output needs.", param=PARAM
-            )
-        if not available():
-            raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
-        size = max(self._vocab_size, self._tokenizer.vocab_size)
-        return Vocabulary(self._tokenizer.to_json(), size, self._eos)
+        return self._vocabularies.models
 
 
 def _thinking_of(request: Request) -> Thinking | None:

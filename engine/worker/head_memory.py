@@ -20,6 +20,13 @@ log = logging.getLogger(__name__)
 _MOST_PENDING = 256
 
 
+def known_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """int64 of token ids, another one in the place of each that an adapter brings: heads have no
+    such token, and what they say behind one is checked as ever.
+    """
+    return np.where(token_ids < vocab_size, token_ids, 0).astype(np.int64)
+
+
 class HeadMemory:
     """Keys and values of the heads' layer, in the same blocks as the model's.
 
@@ -45,10 +52,13 @@ class HeadMemory:
         most: int,
         device: torch.device,
         kept: torch.dtype = torch.float32,
+        vocab_size: int = 2**31 - 1,
     ) -> None:
         """`group`: whose block tables, of full attention; `most`: drafts of a sequence; `device`:
-        of the heads, which compute in `kept`, while keys and values are in `dtype`.
+        of the heads, which compute in `kept`, while keys and values are in `dtype`; `vocab_size`:
+        of the tokens that they know.
         """
+        self._vocab_size = vocab_size
         self.heads, self.taps = heads, heads.taps
         self._batch, self._tables = batch, batch.block_tables[group]
         self.block_size = size = batch.block_size
@@ -171,7 +181,7 @@ class HeadMemory:
         self, owner: np.ndarray, positions: np.ndarray, slots: np.ndarray, before: Tensor
     ) -> None:
         """Compute keys and values of these tokens later, with others."""
-        tokens = self._batch.tokens[owner, positions].astype(np.int64)
+        tokens = known_tokens(self._batch.tokens[owner, positions], self._vocab_size)
         self._pending.append((tokens, before, positions, slots))
         self._num_pending += len(tokens)
         if self._num_pending >= _MOST_PENDING:

@@ -6,6 +6,7 @@ so each vocabulary's rows are a batch of their own here, and nobody's bits depen
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ from engine.models.interface import EngineModel
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
+from engine.sampling.transfer import to_device
+
+#: Samplers of other vocabularies than the model's that stay when a step has no row of theirs.
+_KEPT = 16
 
 
 class StepLogits:
@@ -35,9 +40,10 @@ class StepLogits:
     def of(self, rows: Sequence[int]) -> Tensor:
         """Of these rows, which are of one vocabulary."""
         at = torch.tensor(rows)
+        hidden = self._hidden[to_device(at, self._hidden.device)]
         if self._heads is None:
-            return self._model.logits(self._hidden[at])
-        return self._adapted(self._hidden[at], self._heads.heads(at))
+            return self._model.logits(hidden)
+        return self._adapted(hidden, self._heads.heads(at))
 
     def _adapted(self, hidden: Tensor, heads: StepAdapters | None) -> Tensor:
         model: Any = self._model  # one that takes adapters
@@ -51,7 +57,8 @@ class VocabularySampler:
     def __init__(self, sampler: Sampler) -> None:
         """`sampler`: of rows with the model's vocabulary."""
         self._sampler = sampler
-        self._others: dict[int, Sampler] = {}
+        #: By vocabulary, used longest ago first.
+        self._others: OrderedDict[int, Sampler] = OrderedDict()
 
     def sample(
         self,
@@ -64,7 +71,6 @@ class VocabularySampler:
         groups: dict[int, list[int]] = {}
         for row, state in enumerate(states):
             groups.setdefault(state.vocab_size, []).append(row)
-        self._others = {size: one for size, one in self._others.items() if size in groups}
         if len(groups) == 1:
             (size,) = groups
             whole = logits.between(0, len(states))
@@ -85,12 +91,16 @@ class VocabularySampler:
         """The sampler of a vocabulary; it remembers the rows of the step before."""
         if not vocab_size:
             return self._sampler
-        return self._others.setdefault(vocab_size, self._sampler.sibling())
+        found = self._others.pop(vocab_size, None) or self._sampler.sibling()
+        self._others[vocab_size] = found
+        while len(self._others) > _KEPT:
+            self._others.popitem(last=False)
+        return found
 
 
 def _put(whole: SamplerOutput, rows: Sequence[int], output: SamplerOutput) -> None:
     """What was sampled for some rows."""
-    whole.token_ids[rows] = output.token_ids
+    whole.token_ids[rows] = output.token_ids.cpu()
     for row, scores in zip(rows, output.logprobs, strict=True):
         whole.logprobs[row] = scores
     whole.errors |= {rows[place]: why for place, why in output.errors.items()}

@@ -13,7 +13,6 @@ from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
-from inference.generation.field_names import renamed
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
 from inference.turns import in_turns
@@ -94,7 +93,6 @@ class Job:
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
         info, words = self.served.info, self.sampling.bad_words
-        self._check_brought_tokens()
         self._end_on_own_eos()
         if words:
             self.sampling.bad_words_token_ids = await render_pool().run(
@@ -109,26 +107,6 @@ class Job:
             )
             self._check_pool(len(prompt))
         self.check_priority()
-
-    def _check_brought_tokens(self) -> None:
-        """Refuse, by the client's own field, what replicas do by the model's vocabulary alone."""
-        if not self.served.brings_tokens:
-            return
-        thinking = self.sampling.thinking
-        refused = {
-            "structured_outputs": self.sampling.structured_outputs is not None,
-            "thinking": thinking is not None and thinking.budget is not None,
-        }
-        names = {"thinking": "thinking_token_budget", **self.field_names}
-        for name, asked in refused.items():
-            if asked:
-                raise renamed(
-                    InvalidRequest(
-                        f"{name} can't be used with an adapter that brings tokens of its own.",
-                        param=name,
-                    ),
-                    names,
-                )
 
     def _end_on_own_eos(self) -> None:
         """End outputs on the EOS of the adapter's tokenizer too, where it has another."""

@@ -66,11 +66,6 @@ class Served:
         """Tokens that a request may hold."""
         return (self.adapter.vocab_size if self.adapter else 0) or self.info.vocab_size
 
-    @property
-    def brings_tokens(self) -> bool:
-        """Whether the adapter has a vocabulary of its own."""
-        return self.adapter is not None and self.adapter.vocab_size > 0
-
     @cached_property
     def fingerprint(self) -> str:
         """OpenAI's `system_fingerprint`: changes when what computes the answer does."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from redis import asyncio as aioredis
 
+from adapters.models import AdapterVersion
 from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
 from engine.text import Tokenizer, load_tokenizer
@@ -25,11 +26,13 @@ from metering.records import UsageRecord, decode_record
 from metering.redis_clients import close_redis_link
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
+from tenants.db_threads import in_db_thread
 from tenants.models import ApiKey, Tenant
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.scripted import FailingReplica, Script, ScriptedReplica
 from tests.inference.tokenizer_folder import EOS, write_tokenizer
+from tests.platform.adapters import checked
 
 VOCAB = 512
 #: Fake replicas make tokens in [LOW, HIGH): one printable ASCII character each.
@@ -181,3 +184,18 @@ def rendered_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     monkeypatch.setattr(FairThreads, "submit", spy)
     return tenants
+
+
+@pytest.fixture
+def live(gateway: Gateway) -> Any:
+    """Makes a live version; in a thread."""
+
+    def make(tenant: Tenant | None, name: str = "tone", seed: int = 0, **more: Any) -> Any:
+        model = ServedModel.objects.get(name=more.pop("model", "fake"))
+        more.setdefault("promote", True)
+        return checked(SYSTEM, tenant, model, name=name, seed=seed, **more)
+
+    async def in_thread(*args: Any, **kwargs: Any) -> AdapterVersion:
+        return await in_db_thread(make, *args, **kwargs)
+
+    return in_thread

@@ -15,8 +15,8 @@ from engine.contract.adapters import WEIGHTS_FILE, adapter_digest
 from engine.contract.errors import ConfigError
 from tenants.db_threads import in_db_thread
 from tests.fakes.hub import Hub
+from tests.inference.adapter_requests import ask, digest_of, newcomer
 from tests.inference.conftest import Gateway
-from tests.inference.test_adapters import ask, digest_of, newcomer
 from tests.inference.test_lora_resolvers import afresh, lora
 
 __all__ = ["afresh"]

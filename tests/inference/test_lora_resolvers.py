@@ -25,8 +25,8 @@ from tenants.actors import SYSTEM
 from tenants.db_threads import in_db_thread
 from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
+from tests.inference.adapter_requests import ask, client_of, digest_of, newcomer
 from tests.inference.conftest import Gateway
-from tests.inference.test_adapters import ask, client_of, digest_of, newcomer
 from tests.packages import EXAMPLE, install
 from tests.platform.adapters import added
 

@@ -12,13 +12,14 @@ from kernels.lora_slots import LoraRows, LoraSlots, SlotTable
 
 
 class HeadRows:
-    """Of a step whose adapters change `count` rows of logits.
+    """Of a step whose adapters change `count` rows of logits, all of one vocabulary.
 
     Attributes:
         arrays: what the device needs to know.
     """
 
     def __init__(self, adapters: StepAdapters, slots: LoraSlots, count: int) -> None:
+        self._vocab_size = adapters.vocab_size
         self._own: list[HeadLora] = []
         rows: list[np.ndarray] = []
         adding: list[tuple[int, np.ndarray]] = []
@@ -40,4 +41,5 @@ class HeadRows:
         return DeviceHeads(
             list(zip(self._own, sent[:count], strict=True)),
             LoraRows(*sent[count:]) if self._adds else None,
+            self._vocab_size,
         )

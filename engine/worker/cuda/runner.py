@@ -46,20 +46,21 @@ class DeviceInputs(StepInputs):
 
 
 class DeviceLogits(StepLogits):
-    """Logits whose adapters' rows go to the device stretch by stretch; all of one vocabulary."""
+    """Logits whose adapters' rows go to the device stretch by stretch."""
 
     def __init__(
         self,
         model: EngineModel,
         hidden: torch.Tensor,
-        between: Callable[[int, int], torch.Tensor],
+        heads: StepAdapters,
+        logits: Callable[[torch.Tensor, StepAdapters], torch.Tensor],
     ) -> None:
-        super().__init__(model, hidden, None)
-        self._between = between
+        """`logits`: of hidden states and of what changes them."""
+        super().__init__(model, hidden, heads)
+        self._logits = logits
 
-    def between(self, start: int, end: int) -> torch.Tensor:
-        """See `StepLogits.between`."""
-        return self._between(start, end)
+    def _adapted(self, hidden: torch.Tensor, heads: StepAdapters | None) -> torch.Tensor:
+        return self._model.logits(hidden) if heads is None else self._logits(hidden, heads)
 
 
 class Pending:
@@ -115,7 +116,8 @@ class DeviceRunner(ModelRunner):
     A sampled token stays on the device, where the next step's inputs take it from; its copy comes
     to the host beside that step. The host only waits for the step before where the next one's
     choice depends on the text so far: penalties, bad words, `min_tokens`, grammars; and for beams,
-    logits processors, prompt logprobs and drafts, which are run step by step.
+    logits processors, prompt logprobs, drafts and adapters that bring tokens, which are run step by
+    step.
     """
 
     def __init__(
@@ -198,11 +200,11 @@ class DeviceRunner(ModelRunner):
         if adapters is None or slots is None:
             return super()._logits_of(inputs, hidden)
 
-        def logits(start: int, end: int) -> torch.Tensor:
-            heads = HeadRows(adapters.between(start, end), slots, end - start)
-            return self._logits(hidden[start:end], heads, send(heads.arrays, self._device))
+        def logits(some: torch.Tensor, own: StepAdapters) -> torch.Tensor:
+            heads = HeadRows(own, slots, len(some))
+            return self._logits(some, heads, send(heads.arrays, self._device))
 
-        return DeviceLogits(self.model, hidden, logits)
+        return DeviceLogits(self.model, hidden, adapters, logits)
 
     def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
         feed = None
@@ -243,5 +245,6 @@ def _num_logits(context: AttentionContext) -> int:
 
 def _step_by_step(inputs: StepInputs, sampler: Sampler) -> bool:
     """Whether the host has to look at the step before it can go on."""
+    own = any(state.vocab_size for state in inputs.states)
     seen = sampler.goes_step_by_step(inputs.states)
-    return bool(inputs.prompt_rows or inputs.drafted) or seen
+    return bool(inputs.prompt_rows or inputs.drafted) or own or seen

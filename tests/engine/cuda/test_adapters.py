@@ -24,7 +24,7 @@ from kernels.lora import (
     TorchLora,
 )
 from kernels.lora_slots import EMBEDDING, LoraRows, LoraSlots, Place, SlotTable
-from tests.engine.cuda.fake_device import FakeDevice, seen
+from tests.engine.cuda.fake_device import FakeDevice, OnDevice, seen
 from tests.engine.lora.peft_oracle import checkpoint, make_adapter, prompts
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -165,6 +165,49 @@ def test_embeddings_and_output_layers_have_the_cpus_tokens(
     assert all(one != other for one, other, own in zip(expected, base, asked, strict=True) if own)
     llm = FakeDevice(monkeypatch).engine(model, **settings())
     assert answers(llm, asked) == expected
+
+
+@pytest.mark.parametrize("more", [4, -4])
+def test_rows_of_adapters_that_bring_tokens_have_the_cpus(
+    model: Path, slots: PlainSlots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, more: int,
+) -> None:  # fmt: skip
+    """Beside rows of the base and of an adapter of its tokens, overlapped before and after."""
+    ways: list[dict[str, Any]] = [
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"], "more_tokens": more},
+        {
+            "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"],
+            "more_tokens": 2 * more,
+        },
+    ]  # fmt: skip
+    folders = [make_adapter(model, tmp_path / f"{i}", seed=i, **way) for i, way in enumerate(ways)]
+    asked = [None, *(LoRARequest(f"a{i}", i + 1, str(each)) for i, each in enumerate(folders))] * 2
+    given = [{"prompt_token_ids": prompt} for prompt in prompts(len(asked))]
+    for at in (3, 4, 8):
+        given[at]["prompt_token_ids"].append(387 if more > 0 else 370)
+    penalised = SamplingParams(
+        temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=2,
+        prompt_logprobs=1, repetition_penalty=1.2, logit_bias={max(383, 383 + more): 100.0},
+    )  # fmt: skip
+    kinds = [penalised if at in (3, 8) and more > 0 else PARAMS for at in range(len(asked))]
+
+    def said(llm: LLM) -> list[list[int]]:
+        found = llm.generate(given, kinds, use_tqdm=False, lora_request=asked)
+        llm.core.check_integrity()
+        return [each.outputs[0].token_ids for each in found]
+
+    with monkeypatch.context() as plain:
+        plain.setattr(CpuDevice, "prepare_adapters", lambda device, loaded: "")
+        expected = said(LLM(str(model), dtype="float32", **settings()))
+    assert max(map(max, expected)) >= 384 or more < 0
+    device = FakeDevice(monkeypatch)
+    monkeypatch.setattr(OnDevice, "strict", False)  # such steps are looked at
+    llm = device.engine(model, **settings())
+    assert said(llm) == expected
+    assert said(llm) == expected
+    assert "failed" not in caplog.text
 
 
 def test_rows_are_sorted_for_a_graph_of_more_tokens() -> None:

@@ -103,6 +103,41 @@ def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -
     pool.close()
 
 
+def test_an_unloaded_adapter_leaves_with_its_last_user(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    one, two, late = (request(disk.ref(1), name) for name in ("a", "b", "c"))
+    pool.admit(one)
+    pool.admit(two)
+    assert pool.unload(disk.ref(1).digest)  # while it's being read
+    assert settle(pool) == [one, two]
+    assert pool.admit(late)
+    for user in (one, two):
+        pool.leave(user)
+        assert disk.ref(1).digest in disk.device
+    pool.leave(late)
+    assert not disk.device
+    assert not pool.unload(disk.ref(1).digest)
+    pool.admit(one)
+    assert settle(pool) == [one]  # it's read again
+    pool.unload(disk.ref(1).digest)
+    pool.preload(disk.ref(1), pin=False)  # and this is asked for later
+    pool.leave(one)
+    assert disk.device == {disk.ref(1).digest}
+    pool.close()
+
+
+def test_an_unloaded_adapter_that_nobody_waits_for_leaves_once_it_was_read(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    gone = request(disk.ref(1), "a")
+    pool.admit(gone)
+    pool.leave(gone)
+    pool.unload(disk.ref(1).digest)
+    settle(pool)
+    assert not disk.device
+    assert [state.tier for state in pool.states()] != ["device"]
+    pool.close()
+
+
 def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> None:
     kept: list[str] = []
 

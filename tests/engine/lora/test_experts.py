@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from engine import LoRARequest
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
@@ -330,6 +331,19 @@ def test_the_experts_of_dbrx_are_refused_by_name(tmp_path: Path, part: str) -> N
         with pytest.raises(InvalidRequest, match="belongs to no module of this model") as refused:
             read_adapter(folder, modules)
         assert refused.value.param in tensors
+
+
+def test_peft_cannot_run_what_it_makes_of_the_experts_of_dbrx(tmp_path: Path) -> None:
+    """So there is nothing to be equal to, and nobody has trained such an adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    model = checkpoint("dbrx", tmp_path / "model")
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    parameters = [f"experts.mlp.{part}" for part in ("w1", "v1", "w2")]
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=[], target_parameters=parameters)
+    adapted: Any = get_peft_model(base, config)
+    with pytest.raises(AttributeError, match="v1"):
+        adapted(torch.tensor([[5, 9]]))
 
 
 def test_a_rank_above_the_bound_is_refused(made: tuple[Modules, Path]) -> None:

@@ -15,8 +15,10 @@ from engine import LLM, LoRARequest, PoolingParams, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
+from engine.worker.cuda.heads import HeadRows
 from engine.worker.cuda.inputs import stage_all
-from tests.engine.lora.peft_oracle import checkpoint, make_adapter, prompts
+from engine.worker.step_logits import StepLogits
+from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 from tests.engine.lora.test_experts import FAMILIES
 from tests.engine.lora.test_pooling import BESIDE, TARGETS, adapt
 from tests.engine.pooling.models import TEXTS, make
@@ -77,6 +79,37 @@ def test_tokens_of_adapted_experts_are_the_cpus(
     slots = request.getfixturevalue("by_slots")
     assert tokens(model, adapter) == expected
     assert len(slots) == 1
+
+
+def test_tokens_that_an_adapter_brings_are_the_cpus(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read, added to and chosen by kernels, in rows whose logits are wider than others'."""
+    model = checkpoint("llama", tmp_path / "model")
+    targets = ["q_proj", "embed_tokens", "lm_head"]
+    adapter = make_adapter(model, tmp_path / "adapter", more_tokens=4, target_modules=targets)
+    wanted = [([5, 384, 17, 387], "a"), ([5, 9, 17], None)]
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=4).greedy_all(wanted, 4)
+    request.getfixturevalue("by_slots")
+
+    def adapted(logits: Any, hidden: torch.Tensor, heads: Any) -> Any:
+        model = logits._model
+        if heads is None:
+            return model.logits(hidden)
+        rows = HeadRows(heads, model.lora_slots, len(hidden))
+        return model.logits(hidden, rows.there([torch.from_numpy(each) for each in rows.arrays]))
+
+    monkeypatch.setattr(StepLogits, "_adapted", adapted)
+    llm = LLM(
+        str(model), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    own = LoRARequest("a", 1, str(adapter))
+    found = llm.generate(
+        [{"prompt_token_ids": each} for each, _ in wanted], PARAMS, use_tqdm=False,
+        lora_request=[own, None],
+    )  # fmt: skip
+    assert [each.outputs[0].token_ids for each in found] == expected
 
 
 def pooled(model: Path, adapter: Path, **asked: Any) -> list[torch.Tensor]:

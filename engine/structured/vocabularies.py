@@ -1,0 +1,136 @@
+"""`Vocabularies`: the tokens that grammars are for, a model's or those of one of its adapters.
+
+An adapter may bring tokens, and a tokenizer that gives them, or rows that the model has to spare,
+other texts. Its grammars are compiled against these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.contract.adapters import AdapterRef
+from engine.contract.errors import InvalidRequest
+from engine.scheduler.sequence import Request
+from engine.structured.backend import Vocabulary, available, words_for
+from engine.text.adapter_tokenizers import AdapterTokenizers
+from engine.text.tokenizer import Tokenizer
+
+PARAM = "structured_outputs"
+#: Of adapters, that are kept, each of which takes megabytes.
+MOST_KEPT = 4
+#: Texts of tokens that an adapter may add to the model's, in all: a grammar's backend takes many
+#: times as much for them.
+MOST_TEXT_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySource:
+    """Whose tokens a grammar is for.
+
+    Attributes:
+        adapter: None: the model's are.
+        vocab_size: of the adapter's rows, where it brings tokens; 0: the model's.
+    """
+
+    adapter: AdapterRef | None = None
+    vocab_size: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """Names their content; b"": the model's."""
+        if self.adapter is None:
+            return b""
+        return f"{self.adapter.tokenizer}:{self.vocab_size}".encode()
+
+
+#: The model's own.
+MODELS = VocabularySource()
+
+
+def source_of(request: Request) -> VocabularySource:
+    """Of a request, whose adapter is there if it has one."""
+    adapter = request.message.adapter
+    if adapter is None or not (adapter.tokenizer or request.vocab_size):
+        return MODELS
+    return VocabularySource(adapter, request.vocab_size)
+
+
+class Vocabularies:
+    """A model's and its adapters'. Any thread may ask.
+
+    Args:
+        tokenizer: None where the engine runs on token ids alone; then there are none.
+        vocab_size: width of the model's logits.
+        eos_token_ids: what ends an output of the model's.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Iterable[int]
+    ) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._known: OrderedDict[bytes, Vocabulary] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask of the model's tokens."""
+        return words_for(max(self._vocab_size, self.check().vocab_size))
+
+    @property
+    def models(self) -> Vocabulary:
+        """The model's. Raises `InvalidRequest` where it can't have grammars."""
+        return self._made(self.check(), self._vocab_size, self.eos_token_ids)
+
+    def check(self) -> Tokenizer:
+        """The model's tokenizer. Raises `InvalidRequest` where it can't have grammars."""
+        if self._tokenizer is None:
+            raise _lacking("This model", "tokenizer")
+        if not self.eos_token_ids:
+            raise _lacking("This model", "end-of-sequence token")
+        if not available():
+            raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
+        return self._tokenizer
+
+    def of(self, source: VocabularySource) -> Vocabulary:
+        """An adapter's: files may have to be read for it.
+
+        Raises `InvalidRequest` where they can't be read, or no grammar is possible with them.
+        """
+        with self._lock:
+            found = self._known.get(source.key)
+        if found is None:
+            found = self._read(source)
+        with self._lock:
+            self._known[source.key] = found
+            self._known.move_to_end(source.key)
+            while len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+        return found
+
+    def _read(self, source: VocabularySource) -> Vocabulary:
+        base, size = self.check(), source.vocab_size or self._vocab_size
+        own = AdapterTokenizers().of(source.adapter, base)  # kept as a text alone, below
+        added = sum(len(text.encode()) for text in own.added_tokens.values())
+        if added > MOST_TEXT_BYTES + sum(len(text.encode()) for text in base.added_tokens.values()):
+            raise InvalidRequest(
+                f"The adapter's tokenizer adds texts of {added} bytes; at most {MOST_TEXT_BYTES} "
+                "are taken for structured output.",
+                param=PARAM,
+            )
+        ends = [*self.eos_token_ids, own.eos_token_id]
+        eos = dict.fromkeys(token for token in ends if token is not None and token < size)
+        if not eos:
+            raise _lacking("The adapter", "end-of-sequence token")
+        return self._made(own, size, tuple(eos))
+
+    @staticmethod
+    def _made(tokenizer: Tokenizer, size: int, eos: tuple[int, ...]) -> Vocabulary:
+        return Vocabulary(tokenizer.to_json(), max(size, tokenizer.vocab_size), eos)
+
+
+def _lacking(whose: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{whose} has no {what}, which structured output needs.", param=PARAM)

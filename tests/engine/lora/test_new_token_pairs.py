@@ -1,0 +1,315 @@
+"""Tokens that an adapter brings, with grammars, budgets for thinking, logits processors, drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, LoRARequest, SamplingParams
+from engine.contract.adapters import ADDED_TOKENS_FILE
+from engine.contract.errors import InvalidRequest
+from engine.contract.outputs import RequestOutput
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.contract.thinking import ThinkingParams
+from engine.sampling.logits_processor import BatchUpdate, LogitsProcessor
+from engine.structured import vocabularies
+from tests.engine.speculative.eagle_folders import eagle_parts
+from tests.engine.speculative.free import make_drafts_free
+from tests.engine.speculative.head_folders import mlp_parts, write
+
+from .adapters import DEMO_MODEL, demo_adapter
+from .peft_oracle import PeftOracle, checkpoint, make_adapter
+from .test_new_tokens import BOTH, NEW, TOKENS, VOCAB
+from .test_peft_equality import generate, serve
+
+COUNT = 16
+SIZE = json.loads(Path(DEMO_MODEL, "config.json").read_text())["vocab_size"]
+
+
+# -- grammars -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo() -> LLM:
+    return LLM(DEMO_MODEL, max_num_seqs=8)
+
+
+def naming(folder: Path, *texts: str, special: str = "") -> LoRARequest:
+    """The demo's pirate with a token of each text; `special`: one more."""
+    names = [*texts, *([special] if special else [])]
+    demo_adapter(folder, len(names))
+    ids = {text: SIZE + n for n, text in enumerate(names)}
+    (folder / ADDED_TOKENS_FILE).write_text(json.dumps(ids))
+    if special:
+        told = json.dumps({"additional_special_tokens": [special]})
+        (folder / "special_tokens_map.json").write_text(told)
+    return LoRARequest(folder.name, 1, str(folder))
+
+
+def under(regex: str, **fields: Any) -> SamplingParams:
+    grammar = StructuredOutputsParams(regex=regex)
+    return SamplingParams(**{"max_tokens": 24, **fields}, structured_outputs=grammar)
+
+
+def said(
+    llm: LLM, params: SamplingParams | list[SamplingParams], *adapters: LoRARequest | None
+) -> list[RequestOutput]:
+    prompts = ["The sea is"] * len(adapters)
+    return llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))
+
+
+def test_a_grammar_is_about_the_adapters_own_tokens(demo: LLM, tmp_path: Path) -> None:
+    own = naming(tmp_path / "a", "[ahoy]", "<yo>", special="<over>")
+    wanted = dict.fromkeys(range(SIZE, SIZE + 3), 100.0)
+    named = StructuredOutputsParams(grammar="start: <yo> /[a-z]{2}/ <over>")
+    params = [
+        under(r"(\[ahoy\]){3}", temperature=0, logit_bias=wanted),
+        under("[a-z]{4}", temperature=0, logit_bias=wanted),
+        under("<over>x|<over><yo>", temperature=0, logit_bias=wanted),
+        SamplingParams(temperature=0, logit_bias=wanted, structured_outputs=named),
+    ]
+    found = [each.outputs[0] for each in said(demo, params, own, own, own, own)]
+    assert [each.finish_reason for each in found] == ["stop"] * 4
+    new, plain, special, by_name = found
+    assert new.token_ids[:3] == [SIZE] * 3
+    assert new.text == "[ahoy]" * 3
+    assert (plain.text.isalpha(), len(plain.text)) == (True, 4)
+    assert max(plain.token_ids) < SIZE
+    assert special.text in ("<over>x", "<over><yo>")  # spelled out: markup is no text
+    assert max(special.token_ids) < SIZE
+    assert (by_name.token_ids[0], by_name.token_ids[-2]) == (SIZE + 1, SIZE + 2)
+
+
+def test_a_text_that_is_a_models_special_token_is_spelled_out(demo: LLM) -> None:
+    """Where a grammar leaves nothing else, too."""
+    params = [under(text, temperature=0) for text in ("</tools>", "a</tools>b", "é<[|]im_end[|]>")]
+    found = [each.outputs[0] for each in said(demo, params, None, None, None)]
+    assert [each.text for each in found] == ["</tools>", "a</tools>b", "é<|im_end|>"]
+    assert [each.finish_reason for each in found] == ["stop"] * 3
+
+
+def test_rows_under_grammars_of_several_vocabularies_are_the_same_alone(
+    demo: LLM, tmp_path: Path
+) -> None:
+    own, other = (
+        naming(tmp_path / "a", "[ahoy]"),
+        naming(tmp_path / "b", "[a]", "[b]", "[c]", "[yo]"),
+    )
+    params = under(r"[ -~]{4,12}|(\[ahoy\])+", seed=5, temperature=1.2, logprobs=3)
+    rows = (None, own, other, own)
+    together = said(demo, params, *rows)
+    demo.reset_prefix_cache()
+    for row, adapter in zip(together, rows, strict=True):
+        (alone,) = said(demo, params, adapter)
+        assert alone.outputs[0].token_ids == row.outputs[0].token_ids
+        assert alone.outputs[0].logprobs == row.outputs[0].logprobs
+
+
+def test_one_grammar_for_two_adapters_is_compiled_for_the_tokens_of_each(
+    demo: LLM, tmp_path: Path
+) -> None:
+    one, two = (
+        naming(tmp_path / "one" / "tone", "[one]"),
+        naming(tmp_path / "two" / "tone", "[two]"),
+    )
+    params = under(r"\[one\]|[b-z]{3}", temperature=0, logit_bias={SIZE: 100.0})
+    first, second = said(demo, params, one, two)
+    assert first.outputs[0].token_ids[0] == SIZE
+    assert first.outputs[0].text == "[one]"
+    assert SIZE not in second.outputs[0].token_ids
+    kept = demo.core.structured.cache
+    for number in range(kept.max_vocabularies + 2):
+        named = naming(tmp_path / str(number), f"<{number}>")
+        said(demo, under("[a-z]", temperature=0), named)
+    held = {vocabulary for vocabulary, _ in kept._entries}
+    assert len(held - {b""}) == kept.max_vocabularies
+
+
+def test_an_output_under_a_grammar_ends_on_the_adapters_own_eos(demo: LLM, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    own = naming(folder, "<ahoy>", special="<end>")
+    settings = json.loads(Path(DEMO_MODEL, "tokenizer_config.json").read_text())
+    settings.pop("added_tokens_decoder", None)
+    (folder / "tokenizer.json").write_text(_whole_tokenizer("<ahoy>", "<end>"))
+    (folder / ADDED_TOKENS_FILE).unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<end>"}))
+    bias = {SIZE + 1: 100.0}
+    ended = said(demo, under("[a-z]{2,60}", temperature=0, logit_bias=bias), own)[0].outputs[0]
+    assert ended.token_ids[-1] == SIZE + 1
+    assert (ended.text.isalpha(), ended.finish_reason) == (True, "stop")
+    free = said(demo, under("[a-z]{2}", temperature=0, ignore_eos=True), own)[0].outputs[0]
+    assert (len(free.text), free.finish_reason) == (2, "stop")
+
+
+def _whole_tokenizer(plain: str, special: str) -> str:
+    from tokenizers import AddedToken, Tokenizer
+
+    own = Tokenizer.from_file(str(Path(DEMO_MODEL, "tokenizer.json")))
+    own.add_tokens([f"unused{n}" for n in range(own.get_vocab_size(), SIZE)])
+    own.add_tokens([plain])
+    own.add_special_tokens([AddedToken(special, special=True)])
+    return str(own.to_str())
+
+
+def test_a_tokenizer_that_is_gone_or_huge_is_told_and_known_again_once_it_is_back(
+    demo: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = naming(tmp_path / "a", "[ahoy]")
+    params = under(r"\[ahoy\]", temperature=0, logit_bias={SIZE: 100.0})
+    request = own.ref()
+    said(demo, SamplingParams(max_tokens=1), own)
+    text = (tmp_path / "a" / ADDED_TOKENS_FILE).read_text()
+    monkeypatch.setattr(LoRARequest, "ref", lambda self: request)
+    (tmp_path / "a" / ADDED_TOKENS_FILE).write_text(text.replace("ahoy", "yo"))
+    with pytest.raises(InvalidRequest, match="its tokenizer isn't there any more"):
+        said(demo, params, own)
+    (tmp_path / "a" / ADDED_TOKENS_FILE).write_text(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabularies, "MOST_TEXT_BYTES", 5)
+        with pytest.raises(InvalidRequest, match="adds texts of") as refused:
+            said(demo, params, own)
+        assert refused.value.param == "structured_outputs"
+    assert said(demo, params, own)[0].outputs[0].text == "[ahoy]"
+
+
+def test_a_budget_for_thinking_is_told_in_new_tokens(demo: LLM, tmp_path: Path) -> None:
+    own = naming(tmp_path / "a", "<deep>", "</deep>")
+    marks = {"start": [SIZE], "end": [[SIZE + 1]], "close": [SIZE + 1]}
+    thought = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, logit_bias={SIZE: 100.0, SIZE + 1: -100.0},
+        thinking=ThinkingParams(**marks, budget=3),
+    )  # fmt: skip
+    with_form = under("[a-z]{3}", temperature=0, thinking=ThinkingParams(**marks, budget=3))
+    free, formed = (each.outputs[0] for each in said(demo, [thought, with_form], own, own))
+    assert free.token_ids[0] == SIZE
+    assert free.token_ids.index(SIZE + 1) == 4
+    after = formed.token_ids.index(SIZE + 1) if SIZE in formed.token_ids else -1
+    assert after in (-1, 4)
+    assert formed.finish_reason == "stop"
+    beyond = ThinkingParams(start=[SIZE + 2], end=[[5]], close=[5], budget=3)
+    with pytest.raises(InvalidRequest, match=f"thinking holds token {SIZE + 2}"):
+        said(demo, SamplingParams(thinking=beyond), own)
+
+
+# -- logits processors ----------------------------------------------------------------------------
+
+
+class Widths(LogitsProcessor):
+    """Forbids each row's widest token, and tells what it was given."""
+
+    seen: list[tuple[int, int]] = []
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.rows = 0
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is not None:
+            self.rows = batch_update.batch_size
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        assert len(logits) == self.rows
+        Widths.seen.append((len(logits), logits.shape[1]))
+        logits[:, -1] = float("-inf")
+        return logits
+
+
+def test_logits_processors_get_whole_rows(tmp_path: Path) -> None:
+    model = checkpoint("llama", tmp_path / "model")
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
+    request = LoRARequest(
+        "a", 1, str(make_adapter(model, tmp_path / "a", more_tokens=NEW, **options))
+    )
+    llm = serve(model, logits_processors=[Widths])
+    bias = {TOKENS[-1]: 100.0, TOKENS[-2]: 90.0}
+    params = [
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logit_bias=bias),
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logit_bias={VOCAB - 1: 100.0}),
+    ]
+    Widths.seen.clear()
+    got = llm.generate(
+        [{"prompt_token_ids": [5, 9]}] * 2, params, use_tqdm=False, lora_request=[request, None]
+    )
+    assert got[0].outputs[0].token_ids == [TOKENS[-2]] * 4
+    assert VOCAB - 1 not in got[1].outputs[0].token_ids
+    assert set(Widths.seen) == {(1, VOCAB + NEW), (1, VOCAB)}
+
+
+# -- drafts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint("llama", tmp_path_factory.mktemp("model"))
+
+
+def _own_draft(model: Path, folder: Path) -> dict[str, Any]:
+    return {"method": "draft_model", "model": str(model)}
+
+
+def _mlp(model: Path, folder: Path) -> dict[str, Any]:
+    return {"method": "mlp_speculator", "model": str(write(folder, *mlp_parts()))}
+
+
+def _eagle(model: Path, folder: Path) -> dict[str, Any]:
+    return {"method": "eagle", "model": str(write(folder, *eagle_parts()))}
+
+
+@pytest.mark.parametrize("more", [NEW, -NEW])
+@pytest.mark.parametrize("method", [_own_draft, _mlp, _eagle])
+def test_drafts_of_models_and_heads_change_nothing(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: Callable[[Path, Path], dict[str, Any]],
+    more: int,
+) -> None:
+    make_drafts_free(monkeypatch)
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
+    folder = make_adapter(model, tmp_path / "a", more_tokens=more, **options)
+    request = LoRARequest("a", 1, str(folder))
+    beyond = TOKENS if more > 0 else [5, 6]
+    wanted = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, 3, beyond[1]], "a")]
+    oracle = PeftOracle(model, {"a": folder}, more_tokens=more)
+    expected = oracle.greedy_all(wanted, COUNT)
+    drafts = {**method(model, tmp_path / "heads"), "num_speculative_tokens": 3}
+    llm = serve(model, speculative_config=drafts)
+    asked = [(prompt, None if own is None else request) for prompt, own in wanted]
+    for _ in range(2):  # cold, then from the cache
+        assert generate(llm, asked, COUNT) == expected
+    drafted = llm.core.stats.spec_decode_num_draft_tokens_total
+    assert generate(llm, [asked[0]], COUNT) == expected[:1]
+    assert llm.core.stats.spec_decode_num_draft_tokens_total > drafted  # behind new tokens, too
+    llm.core.check_integrity()
+
+
+def test_drafts_never_go_beyond_what_an_adapter_has(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft says a token that the adapter's smaller vocabulary lacks, wherever it is asked."""
+    make_drafts_free(monkeypatch)
+    options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
+    folder = make_adapter(model, tmp_path / "a", more_tokens=-NEW, **options)
+    request, few = LoRARequest("a", 1, str(folder)), SamplingParams(max_tokens=9, ignore_eos=True)
+    drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
+    llm = serve(model, speculative_config=drafts)
+    drafter = llm.core.drafter
+    assert drafter is not None
+    given: list[list[int]] = []
+
+    def propose(wanted: list[tuple[Any, int]]) -> dict[int, list[int]]:
+        given.append([VOCAB - 1])
+        return {sequence.seq_id: [7, VOCAB - 1, 7][:count] for sequence, count in wanted}
+
+    monkeypatch.setattr(drafter.model, "propose", propose)
+    (got,) = llm.generate([{"prompt_token_ids": [5, 9]}], few, use_tqdm=False, lora_request=request)
+    assert len(got.outputs[0].token_ids) == 9
+    assert given
+    assert max(got.outputs[0].token_ids) < VOCAB - NEW
