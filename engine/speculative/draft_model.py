@@ -85,7 +85,7 @@ class DraftModel:
         self._removed: list[int] = []
         self._step = 0
         self._failures = 0
-        self.costs = StepCosts(unknown=0.0)
+        self.costs = StepCosts(draws=True)
         self.seconds = self.reading = 0.0
         #: Of a token that is read, at the pace that the machine had at first.
         self._token_seconds = 0.0

@@ -13,7 +13,7 @@ from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, StepPlan
 from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.draft_maker import DraftMaker
-from engine.speculative.planner import Planner, Promise, Step
+from engine.speculative.planner import Offer, Planner, Step
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
@@ -28,9 +28,6 @@ _LOOKS = 0.003
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
-#: While a draft model draws nothing it draws a draft or two for one sequence now and then, to see
-#: what that takes by now: after so many steps at least, and at most, where it seems to take long.
-_STALE, _STALEST = 200, 5000
 
 
 @dataclass(slots=True)
@@ -90,9 +87,8 @@ class Drafter:
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
-        #: Seconds that it took to give steps a model's drafts, beside the model's own; and those of
-        #: its last draft that was drawn to see what it takes.
-        self._planning, self._sample_seconds = 0.0, 0.0
+        #: Seconds that it took to give steps a model's drafts, beside the model's own.
+        self._planning = 0.0
         self._purses = Purses()
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
@@ -119,32 +115,37 @@ class Drafter:
         off = 0 < self._config.disable_by_batch_size <= width
         if off or step.most < 1:
             return self._rest(decoding)
-        if not self._planner.could_pay(step) and not self._is_timed:
+        due = self._planner.trial(step) > 0
+        if not (due or self._planner.could_pay(step) or self._is_timed):
             return self._rest(decoding, _LONG_REST)
         needed = self._planner.needed_odds(step, width * self._look_seconds)
         self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
-        drafts = self._tried(rows, step, needed)
+        drafts = self._tried(rows, step, needed, due)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
         if self.model is not None and self.model.seconds:
             self._planning = self._averaged(self._planning, self._looked, step)
         self._charge(self._purses.pay_looks, self._looked / width, rows, step)
         return drafts
 
-    def _tried(self, rows: list[_Row], step: Step, needed: float) -> dict[int, list[int]]:
-        """Drafts of those rows whose drafts may pay, for which they need such odds."""
+    def _tried(
+        self, rows: list[_Row], step: Step, needed: float, due: bool
+    ) -> dict[int, list[int]]:
+        """Drafts of those rows whose drafts may pay, for which they need such odds; of any where a
+        trial is due.
+        """
         if self._is_timed:
             return self._drawn(rows, step)
-        hopeful = [row for row in rows if row.chances.best_odds() > needed]
+        hopeful = [row for row in rows if due or row.chances.best_odds() > needed]
         if self.model is not None:
             drafts = self._drawn(hopeful, step) if hopeful else {}
             if not (hopeful and self._planner.pays):
-                self._unseen += 1
-                self._sample(rows, step)
                 long = needed == inf or (hopeful and self._planner.poor)
                 self._rest([row.sequence for row in rows], _LONG_REST if long else _REST)
             return drafts
         if hopeful and (able := self._able_to_look(hopeful, step)):
-            return self._found(able, step)
+            drafts = self._found(able, step)
+            if drafts or not due:
+                return drafts
         self._unseen += 1
         if self._is_due(step.width * self._look_seconds, step):
             self._look(self._able_to_look(rows, step), step)
@@ -152,30 +153,8 @@ class Drafter:
         return self._rest([row.sequence for row in rows], rest)
 
     def _is_due(self, seconds: float, step: Step) -> bool:
-        """Whether so long since the last look or draft one may take so many seconds."""
+        """Whether so long since the last look one may take so many seconds."""
         return seconds <= _LOOKS * self._unseen * self.costs.seconds(step.width)
-
-    def _sample(self, rows: list[_Row], step: Step) -> None:
-        """Have a model draw for one row, if that is due, to see what it takes by now; what comes is
-        compared with it. Else one that seemed too slow once would never be tried again.
-        """
-        model = self.model
-        if model is None or not model.works or self._unseen < _STALE:
-            return
-        able = [row for row in rows if self._most_drawn(row.sequence, model) > 0]
-        if not able:
-            return
-        row = min(able, key=lambda row: model.to_read(row.sequence))
-        expected = self._sample_seconds or model.costs.seconds(1) + model.to_read(row.sequence)
-        if self._unseen < _STALEST and not self._is_due(expected, step):
-            return
-        model.costs.measure_anew()
-        sequence = row.sequence
-        drawn = model.propose([(sequence, min(2, model.longest(sequence)))])
-        self._sample_seconds, self._unseen = model.seconds, 0
-        drafts = self._possible(sequence, drawn.get(sequence.seq_id, []))
-        if drafts and sequence.seq_id not in self._watch:
-            self._watch.add(sequence, 0, drafts)
 
     def _rests(self, decoding: list[Sequence]) -> bool:
         """Whether no draft of this batch paid a few steps ago."""
@@ -264,8 +243,7 @@ class Drafter:
             return {}
         to_read = {seq_id: model.to_read(own[seq_id]) for seq_id in counts}
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
-        self._unseen = 0
-        if not self._is_timed:
+        if not (self._is_timed or self._planner.trying):
             own_rows = [self._rows[seq_id] for seq_id in counts]
             drawing = (model.seconds - model.reading) / len(counts)
             self._charge(self._purses.pay, drawing, own_rows, step)
@@ -360,17 +338,15 @@ class Drafter:
 
     def _worth(self, possible: dict[int, int], step: Step) -> dict[int, int]:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
-        promised = []
+        offers = []
         for seq_id, count in possible.items():
             row = self._rows[seq_id]
-            reading, gaining = self._reading(row)
-            promised += [
-                Promise(chance, -place, seq_id, row.tenant, reading, gaining)
-                for place, chance in enumerate(row.chances.at_worst(row.matched, count))
-            ]
+            chances = row.chances.at_worst(row.matched, count)
+            offers.append(Offer(chances, seq_id, row.tenant, *self._reading(row)))
         if self._is_timed:
-            return Counter([each.seq_id for each in promised[: step.most]])
-        return Counter([each.seq_id for each in self._planner.choose(promised, step)])
+            drafts = [each.seq_id for each in offers for _ in each.chances]
+            return Counter(drafts[: step.most])
+        return self._planner.choose(offers, step)
 
     def _reading(self, row: _Row) -> tuple[float, int]:
         """What a draft model must read first, beyond what it has begun to read, and the tokens that

@@ -24,7 +24,7 @@ class HeadDrafts:
         self._facts = facts
         self._run = run
         self._failures = 0
-        self.costs = StepCosts(unknown=0.0)
+        self.costs = StepCosts(draws=True)
         self.seconds = self.reading = 0.0
 
     @property

@@ -120,56 +120,82 @@ class Purses:
             purse.balance += tokens
 
 
-class Spending:
-    """What a step that is being planned would cost each tenant.
+class Bill:
+    """What a step that is being planned would cost a tenant.
 
     Attributes:
         lent: the sequences that are read on credit.
         refused: whether any draft was, or anything that had to be read.
     """
 
-    def __init__(self, purses: Purses) -> None:
-        self._purses = purses
-        self._counts: dict[str, int] = {}
-        self._closed: set[str] = set()
-        #: For reading, by tenant: tokens on credit, and those that are paid as drafts are.
-        self._credit: dict[str, float] = {}
-        self._paid: dict[str, float] = {}
-        self.lent: set[int] = set()
-        self.refused = False
+    __slots__ = (
+        "_brought",
+        "_closed",
+        "_count",
+        "_credit",
+        "_left",
+        "_most",
+        "_paid",
+        "_to_read",
+        "lent",
+        "refused",
+    )
 
-    def takes(self, tenant: str, price: float) -> bool:
-        """Whether a tenant can have one draft more, where each costs `price` tokens; where it
-        can't it has no more of them, as those behind need those before.
+    def __init__(self, purses: Purses, tenant: str) -> None:
+        self._most, self._brought = purses.left(tenant), purses.brought(tenant)
+        self._left, self._to_read = self._most, purses.left_to_read(tenant)
+        #: Drafts, and tokens for reading: on credit, and those that are paid as drafts are.
+        self._count, self._credit, self._paid = 0, 0.0, 0.0
+        self._closed = self.refused = False
+        self.lent: list[int] = []
+
+    def takes(self, price: float) -> bool:
+        """Whether it can have one draft more, where each costs `price` tokens; where it can't it
+        has no more of them, as those behind need those before.
         """
-        if tenant in self._closed:
+        if self._closed:
             return False
-        count = self._counts.get(tenant, 0) + 1
-        if count * price > self._left(tenant):
-            self._closed.add(tenant)
-            self.refused = True
+        if (self._count + 1) * price > self._left:
+            self._closed = self.refused = True
             return False
-        self._counts[tenant] = count
+        self._count += 1
         return True
 
-    def reads(self, tenant: str, seq_id: int, price: float, draft: float) -> bool:
+    def reads(self, seq_id: int, price: float, draft: float) -> bool:
         """Whether a sequence can be read, which takes `price` tokens, for drafts of which each
         costs `draft`.
         """
         if price <= 0.0:
             return True
-        on_credit = self._credit.get(tenant, 0.0)
-        if on_credit <= self._purses.left_to_read(tenant):
-            self._credit[tenant] = on_credit + price
-            self.lent.add(seq_id)
-            return True
-        if (self._counts.get(tenant, 0) + 1) * draft + price > self._left(tenant):
+        if self._credit <= self._to_read:
+            self._credit += price
+            self.lent.append(seq_id)
+        elif (self._count + 1) * draft + price > self._left:
             self.refused = True
             return False
-        self._paid[tenant] = self._paid.get(tenant, 0.0) + price
+        else:
+            self._paid += price
+        self._left = self._most - min(self._brought, self._credit) - self._paid
         return True
 
-    def _left(self, tenant: str) -> float:
-        """For drafts, once what is read is paid as far as it is paid at once."""
-        at_once = min(self._purses.brought(tenant), self._credit.get(tenant, 0.0))
-        return self._purses.left(tenant) - at_once - self._paid.get(tenant, 0.0)
+
+class Bills(dict[str, Bill]):
+    """By tenant."""
+
+    def __init__(self, purses: Purses) -> None:
+        super().__init__()
+        self._purses = purses
+
+    def __missing__(self, tenant: str) -> Bill:
+        made = self[tenant] = Bill(self._purses, tenant)
+        return made
+
+    @property
+    def refused(self) -> bool:
+        """Whether anything was."""
+        return any(bill.refused for bill in self.values())
+
+    @property
+    def lent(self) -> set[int]:
+        """All sequences that are read on credit."""
+        return {seq_id for bill in self.values() for seq_id in bill.lent}

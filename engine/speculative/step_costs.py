@@ -18,8 +18,11 @@ _OUTLIER = 2.0
 #: Steps are at most so much wider than the widest known one, or than it by an eighth: what trying
 #: costs is little, even where each token more takes its time.
 _WIDER = 4
-#: After so many steps of other widths it isn't known any more: the machine may be another by then.
-_OLD = 5000
+#: After so many steps of other widths it's old, and to be tried again: the machine may be another
+#: by then. After each trial that goes twice as long, and at most so long.
+_OLD, _OLDEST = 128, 4096
+#: What is old and now takes less than this part of what it took was measured on a busy machine.
+_BUSY = 0.75
 #: By how much steps are off on average, as a part of what they take, before any were measured; the
 #: weight of a new one in that. An average of one step is in doubt by so many times as much, of n
 #: steps by a root of n less.
@@ -34,12 +37,16 @@ class _Width:
         seconds: of one, at the pace that the machine had when it was first measured.
         last: the number of the last one.
         first: what those took that came before it was known.
+        tried: the number of the step before the last trial.
+        lasts: after so many steps it's to be tried again.
     """
 
     seconds: float
     last: int
     count: int
     first: list[float]
+    tried: int = 0
+    lasts: int = _OLD
 
 
 @dataclass(slots=True)
@@ -48,9 +55,11 @@ class Pace:
 
     Attributes:
         told_by: whose steps told it last, and of which width.
+        steps: so many were run so far, a draft model's left out.
     """
 
     value: float = 1.0
+    steps: int = 0
     told_by: tuple[int, int] = (0, 0)
 
 
@@ -65,42 +74,84 @@ class StepCosts:
     Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
     it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
     if the rest were free, where there is none: so wider steps are tried, and from then on known.
+
+    What is old is to be tried again (`due`). If that takes far less, the machine was busy when it
+    was measured, and the old ones that are wider or seem slower are forgotten.
     """
 
-    def __init__(self, unknown: float = 1.0, pace: Pace | None = None) -> None:
-        """`unknown`: seconds before any width is known; `pace`: of other steps on the machine."""
-        self._unknown = unknown
+    def __init__(self, pace: Pace | None = None, *, draws: bool = False) -> None:
+        """`pace`: of other steps on the machine; `draws`: of a draft model, whose steps are part of
+        another's and seem free before any width is known.
+        """
+        self._draws, self._unknown = draws, 0.0 if draws else 1.0
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
-        self._num_steps = 0
         self._noise = _NOISE
-        #: While all is measured anew: how many times as long as was known do steps take.
-        self._anew: list[float] | None = None
         self.pace = pace or Pace()
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
         place, seconds = _rounded(width), max(seconds, 1e-9)
-        if self._anew is not None and self._known:
-            self._renew(self._anew, seconds / self.seconds(width))
-            return
-        self._num_steps += 1
-        if self._num_steps % _OLD == 0:
-            self._forget_old()
-        each = self._widths.setdefault(place, _Width(0.0, 0, 0, []))
-        each.last = self._num_steps
-        each.count += 1
-        if each.count <= _KNOWN:
-            self._begin(each, place, seconds / self.pace.value)
-        else:
-            self._follow(each, place, seconds / each.seconds)
+        self.pace.steps += not self._draws
+        if not self._was_busy(place, seconds):
+            each = self._widths.setdefault(place, _Width(0.0, 0, 0, []))
+            each.last = self.pace.steps
+            each.count += 1
+            if each.count <= _KNOWN:
+                self._begin(each, place, seconds / self.pace.value)
+            else:
+                self._follow(each, place, seconds / each.seconds)
         self.pace.told_by = id(self), place
+
+    def due(self, width: int) -> int:
+        """How many steps ago one was measured, or tried, that tells what a step wider than `width`
+        takes; 0: not so many that it's to be tried again, or none was.
+        """
+        at = bisect_right(self._known, _rounded(width)) if width else 0
+        if at == len(self._known):
+            return 0
+        each = self._widths[self._known[at]]
+        age = self.pace.steps - max(each.last, each.tried)
+        return age if age >= each.lasts else 0
+
+    def note_trial(self, width: int, count: int) -> None:
+        """The next step is so many tokens wider than `width` to see what it takes."""
+        first = bisect_right(self._known, _rounded(width)) if width else 0
+        last = bisect_left(self._known, _rounded(width + count))
+        for place in self._known[first : last + 1]:
+            each = self._widths[place]
+            each.tried, each.lasts = self.pace.steps, min(2 * each.lasts, _OLDEST)
+
+    def _was_busy(self, place: int, seconds: float) -> bool:
+        """Whether what tells of such steps is old, and was measured on a busy machine; then this
+        step tells it.
+        """
+        at, known = bisect_left(self._known, place), self._widths
+        if at == len(self._known) or not self._is_old(self._known[at]):
+            return False
+        if seconds >= _BUSY * self.seconds(place):
+            return False
+        usual = seconds / self.pace.value
+        for each in list(self._known):
+            if self._is_old(each) and (each >= place or known[each].seconds > usual):
+                del known[each]
+        known[place] = _Width(usual, self.pace.steps, 1, [usual])
+        self._known = [each for each in self._known if each in known and each != place]
+        insort(self._known, place)
+        return True
+
+    def _is_old(self, width: int) -> bool:
+        return self.pace.steps - self._widths[width].last >= _OLD
 
     def _begin(self, each: _Width, place: int, seconds: float) -> None:
         each.first.append(seconds)
         if each.count == _KNOWN:
             each.seconds = median(each.first)
-            insort(self._known, place)
+            if place not in self._known:
+                at = bisect_left(self._known, place)
+                if at < len(self._known):  # as it was, until it's tried again
+                    each.lasts = self._widths[self._known[at]].lasts
+                self._known.insert(at, place)
 
     def _follow(self, each: _Width, place: int, slower: float) -> None:
         """`slower`: so many times as long as it took at first."""
@@ -112,25 +163,9 @@ class StepCosts:
             each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
         self.pace.value += _PACE * (slower - self.pace.value)
 
-    def measure_anew(self) -> None:
-        """The next steps tell how many times as long all widths take as is known, at the pace that
-        others tell: steps that are rare may have been measured while the machine was busy.
-        """
-        if self._anew is None:
-            self._anew = []
-
-    def _renew(self, anew: list[float], slower: float) -> None:
-        anew.append(slower)
-        if len(anew) < _KNOWN:
-            return
-        for each in self._widths.values():
-            each.seconds *= median(anew)
-        self._anew = None
-
     def forget(self) -> None:
         """What was measured so far is no measure."""
-        self._known, self._widths, self._num_steps, self._noise = [], {}, 0, _NOISE
-        self._anew, self.pace.value = None, 1.0
+        self._known, self._widths, self._noise, self.pace.value = [], {}, _NOISE, 1.0
 
     @property
     def widest(self) -> int:
@@ -157,15 +192,31 @@ class StepCosts:
             return self.seconds(width + count)
         return self.seconds(width) + self.pace.value * count * self._slope()
 
-    def with_each(self, width: int, most: int, beside: int = 0) -> list[float]:
-        """`with_drafts` of 1, 2, ... `most`."""
-        pace = self.pace.value
+    def with_each(self, width: int, most: int, beside: int = 0) -> tuple[list[float], list[float]]:
+        """`with_drafts` of 1, 2, ... `most`, and the most that each may take (`doubt`)."""
         if not self._known:
-            return [self.with_drafts(width, count, beside) for count in range(1, most + 1)]
+            each = [self.with_drafts(width, count, beside) for count in range(1, most + 1)]
+            return each, each
         if beside:
-            now, more = self.seconds(width), pace * self._slope()
-            return [now + more * count for count in range(1, most + 1)]
-        return [pace * usual for usual in self._usuals(width + 1, width + most)]
+            now, more = self.seconds(width), self.pace.value * self._slope()
+            each = [now + more * count for count in range(1, most + 1)]
+        else:
+            pace = self.pace.value
+            each = [pace * usual for usual in self._usuals(width + 1, width + most)]
+        doubts = self._doubts(width + 1, width + most)
+        return each, [seconds * more for seconds, more in zip(each, doubts, strict=True)]
+
+    def _doubts(self, first: int, last: int) -> list[float]:
+        """One and `doubt` of all widths from `first` to `last`."""
+        found = [1.0 + _DOUBT * self._noise / sqrt(_KNOWN)] * (last + 1 - first)
+        for place, each in self._widths.items():
+            low, high = max(place, first), min(place + _apart(place) - 1, last)
+            if low <= high and each.count > _KNOWN:
+                doubt = 1.0 + _DOUBT * self._noise / sqrt(each.count)
+                found[low - first : high + 1 - first] = [doubt] * (high + 1 - low)
+        beyond = max(0, self.widest + 1 - first)
+        found[beyond:] = [1.0 + _DOUBT * _NOISE / sqrt(_KNOWN)] * (len(found) - beyond)
+        return found
 
     def doubt(self, width: int) -> float:
         """By so large a part `seconds` may be off: of many widths one always seems faster than it
@@ -224,13 +275,12 @@ class StepCosts:
         half = self._known[at - 1]
         return max(0.0, high - self._widths[half].seconds) / (widest - half)
 
-    def _forget_old(self) -> None:
-        old = self._num_steps - _OLD
-        self._widths = {place: each for place, each in self._widths.items() if each.last > old}
-        self._known = [place for place in self._known if place in self._widths]
-
 
 def _rounded(width: int) -> int:
     """The width that stands for its like."""
-    step = 1 << max(0, width.bit_length() - 5)
-    return width // step * step
+    return width // _apart(width) * _apart(width)
+
+
+def _apart(width: int) -> int:
+    """So many widths from there on are alike."""
+    return 1 << max(0, width.bit_length() - 5)

@@ -250,34 +250,30 @@ def test_drafts_of_a_head_are_counted(watched: Watched, tmp_path: Path) -> None:
     """A model is loaded with an EAGLE head, which is right about what it says."""
     folder, head = eager_model(tmp_path)
     drafts = json.dumps({"method": "eagle", "model": str(head), "num_speculative_tokens": 4})
-    accepted, drafted = 0.0, 0.0
-    # Drafts come where they pay. What wide steps take may have been measured at a busy moment, and
-    # isn't again for thousands of steps.
-    for _ in range(5):
-        watched.product.manage(
-            *("load_model", str(folder), "--name", "eager", "--max-model-len", "512", "--wait"),
-            *("--num-gpu-blocks-override", "64", "--speculative-config", drafts),
-            timeout=180,
-        )
-        accepted = _accepted(watched)
-        drafted = _drafts(watched, "draft_tokens")
-        watched.product.manage("unload_model", "eager", "--wait")
-        if accepted:
-            break
+    watched.product.manage(
+        *("load_model", str(folder), "--name", "eager", "--max-model-len", "512", "--wait"),
+        *("--num-gpu-blocks-override", "64", "--speculative-config", drafts),
+        timeout=180,
+    )
+    accepted = _accepted(watched)
+    drafted = _drafts(watched, "draft_tokens")
+    watched.product.manage("unload_model", "eager", "--wait")
     assert 0 < accepted <= drafted
 
 
 def _accepted(watched: Watched) -> float:
-    """Drafts of the model that held within 20 s."""
-    accepted, deadline = 0.0, time.monotonic() + 20
+    """Drafts of the model that held. What steps and the head take may have been measured at a busy
+    start; then it is seen within some hundreds of steps.
+    """
+    accepted, deadline = 0.0, time.monotonic() + 60
     with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
         while not accepted and time.monotonic() < deadline:  # heartbeats bring it
             answer = sdk.completions.create(
-                model="eager", prompt=list(range(4, 34)), max_tokens=200,
+                model="eager", prompt=list(range(4, 34)), max_tokens=400,
                 temperature=0, extra_body={"ignore_eos": True},
             )  # fmt: skip
             assert answer.usage is not None
-            assert answer.usage.completion_tokens == 200
+            assert answer.usage.completion_tokens == 400
             accepted = _drafts(watched, "accepted_tokens")
     return accepted
 

@@ -79,7 +79,7 @@ class _Model:
     def __init__(self, owner: Simulation, cost: Cost, look: float, prompt: float) -> None:
         self._owner, self._cost, self._look = owner, cost, look
         self._prompt, self._known = prompt, set[int]()
-        self.costs = StepCosts(unknown=0.0)
+        self.costs = StepCosts(draws=True)
 
     def takes(self, sequence: Sequence) -> bool:
         """Whoever asks looks at the row."""
@@ -119,6 +119,8 @@ class Simulation:
     `finds` of all looks find some. `look`: what a look at a row takes. `lengths`: of outputs.
     `noise`: by how much steps are off, and the machine's pace wanders. `tenants`: so many have rows
     in turns. `prompt`: what a draft model takes to read what stands before a row's first draft.
+    `start`: steps that are wider than `rows`, and drafts, take so many times as long while they are
+    measured at first.
     """
 
     def __init__(
@@ -135,9 +137,11 @@ class Simulation:
         seed: int = 0,
         tenants: int = 1,
         prompt: float = 0.0,
+        start: float = 1.0,
     ) -> None:
         self.rng, self.now = random.Random(seed), 0.0
-        self._cost, self._text, self._noise, self._pace = cost, text, noise, 0.0
+        self._cost = lambda width: cost(width) * (start if width > self._rows(0) else 1.0)
+        self._text, self._noise, self._pace = text, noise, 0.0
         self._rows = rows if callable(rows) else lambda step: rows
         self._lengths, self._tenants, self._ids, self._step = lengths, tenants, 0, 0
         self._sequences: dict[int, Sequence] = {}
@@ -148,10 +152,11 @@ class Simulation:
             self.drafter._proposer = _Guessing(self, finds, look)  # type: ignore[assignment]
         else:
             for _ in range(6):
-                model.costs.note(1, self.noisy(model._cost(1)))
+                model.costs.note(1, self.noisy(start * model._cost(1)))
         for width in 2 * (1, 2, 4, 8, 16, 32, 64):
             for _ in range(3):
                 self._note(list(range(width)), [1] * width)
+        self._cost = cost
 
     def noisy(self, seconds: float) -> float:
         """So long as a clock would say."""

@@ -153,3 +153,44 @@ def test_what_is_not_worth_checking_is_found_out_for_nothing() -> None:
     """Half of the drafts, as expected at first, wouldn't pay here; nearly all do hold."""
     made = Simulation(lambda width: 6.0 + width, 8, often(0.97), noise=0.1)
     assert made.run(600).speed_up > 1.05
+
+
+#: Steps of one stream within which drafts come though the machine was busy at the start.
+_SOON = {"billion": 400, "millions": 400, "tiles": 400, "billion, draft model": 400,
+         "millions, draft model": 700}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", _SOON)
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_drafts_come_soon_though_wide_steps_seemed_four_times_slower_at_the_start(
+    machine: str, noise: float
+) -> None:
+    cost, draft, look = MACHINES[machine]
+    found = []
+    for start in (4.0, 1.0):
+        made = Simulation(cost, 1, often(0.9), draft=draft, look=look, lengths=(60, 200),
+                          noise=noise, start=start)  # fmt: skip
+        before = made.run(100).speed_up
+        assert before >= _LEAST
+        assert (before > 1.3) == (start == 1.0)
+        made.run(_SOON[machine] - 100)
+        found.append(made.run(400).speed_up)
+    assert found[0] > 0.8 * found[1] > 1.2, found
+
+
+@pytest.mark.parametrize("machine", ["billion", "millions"])
+def test_and_so_they_do_at_eight_streams(machine: str) -> None:
+    cost, _, look = MACHINES[machine]
+    made = Simulation(cost, 8, often(0.9), look=look, lengths=(60, 200), start=4.0)
+    assert made.run(100).speed_up < 1.01
+    made.run(100)
+    assert made.run(200).speed_up > 1.1
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_trials_where_drafts_never_hold_cost_next_to_nothing(machine: str, rows: int) -> None:
+    cost, draft, look = MACHINES[machine]
+    made = Simulation(cost, rows, often(0.0), draft=draft, look=look)
+    made.run(60)
+    assert made.run(1500).speed_up >= 0.99

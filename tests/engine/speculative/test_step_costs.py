@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -20,7 +21,7 @@ def measured(*steps: tuple[int, float]) -> StepCosts:
 
 def test_between_two_widths_it_is_as_a_line_goes_and_so_it_goes_on() -> None:
     assert StepCosts().seconds(7) == 1.0
-    assert StepCosts(unknown=0.0).seconds(7) == 0.0
+    assert StepCosts(draws=True).seconds(7) == 0.0
     costs = measured((1, 0.010), (5, 0.018))
     assert costs.seconds(1) == 0.010
     assert costs.seconds(3) == pytest.approx(0.014)
@@ -63,7 +64,7 @@ def test_what_a_width_takes_is_known_beside_others_however_slow_the_machine_is()
 
 def test_a_draft_models_steps_become_faster_with_its_targets_though_it_rests() -> None:
     """Both were measured on a busy machine; drafts didn't pay, and now it is idle."""
-    model = StepCosts(unknown=0.0)
+    model = StepCosts(draws=True)
     target = StepCosts(pace=model.pace)
     for slower in [1.0] * 50 + [3.0] * 50:
         target.note(1, slower * 0.010)
@@ -77,7 +78,7 @@ def test_a_draft_models_steps_become_faster_with_its_targets_though_it_rests() -
 
 def test_a_draft_models_steps_are_known_beside_its_targets() -> None:
     """Its first ones were slow, and the machine's pace is not to be blamed for it."""
-    model = StepCosts(unknown=0.0)
+    model = StepCosts(draws=True)
     target = StepCosts(pace=model.pace)
     for seconds in [0.020] * 3 + [0.004] * 60:
         target.note(1, 0.010)
@@ -115,15 +116,57 @@ def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -
     assert costs.seconds(9) == 0.012
 
 
-def test_what_was_measured_long_ago_is_tried_again() -> None:
-    costs = measured((1, 0.010), (9, 0.100))
-    for _ in range(10_000):
+def test_what_was_measured_long_ago_is_tried_again_and_later_each_time() -> None:
+    costs, tries = measured((1, 0.010), (9, 0.100)), []
+    for step in range(5000):
         costs.note(1, 0.010)
-    assert costs.widest == 1
-    assert costs.seconds(9) == 0.010
-    for _ in range(3):
-        costs.note(9, 0.011)
-    assert costs.seconds(9) == 0.011
+        if costs.due(1):
+            tries.append(step)
+            costs.note_trial(1, 8)
+            costs.note(9, 0.100)
+    gaps = [after - before for before, after in itertools.pairwise(tries)]
+    assert 100 < tries[0] < 150
+    assert all(1.9 < later / gap < 2.1 for gap, later in itertools.pairwise(gaps))
+    assert len(gaps) > 3
+    assert not costs.due(9)  # nothing wider is known
+
+
+def test_a_trial_between_widths_counts_for_both_though_its_step_was_not_as_wide() -> None:
+    costs = measured((8, 0.010), (9, 0.012), (10, 0.014), (16, 0.020))
+    for _ in range(200):
+        costs.note(8, 0.010)
+    assert costs.due(8)
+    costs.note_trial(8, 4)
+    assert not any(costs.due(width) for width in (8, 9, 10))
+    costs.note(8, 0.010)  # whoever had the drafts has left
+    assert not costs.due(8)
+
+
+def test_what_takes_far_less_than_long_ago_tells_that_the_machine_was_busy_then() -> None:
+    """Wide steps were; what was measured since stays."""
+    costs = measured((1, 0.010), (2, 0.040), (8, 0.060), (16, 0.080))
+    for _ in range(200):
+        costs.note(1, 0.010)
+        costs.note(16, 0.020)
+    costs.note(2, 0.0101)
+    assert costs.seconds(2) == pytest.approx(0.0101)
+    assert costs.seconds(9) == pytest.approx(0.015, rel=0.05)
+    for _ in range(200):
+        costs.note(1, 0.010)
+    costs.note(10, 0.0105)  # a narrower step can't take more
+    assert costs.seconds(2) == pytest.approx(0.0101)
+    assert costs.widest == 10
+    assert costs.seconds(10) == pytest.approx(0.0105)
+
+
+@pytest.mark.parametrize("slower", [0.8, 1.0, 3.0])
+def test_what_takes_about_as_long_or_longer_ends_nothing(slower: float) -> None:
+    costs = measured((1, 0.010), (2, 0.020), (8, 0.060))
+    for _ in range(200):
+        costs.note(1, 0.010)
+    costs.note(2, slower * 0.020)
+    assert costs.widest == 8
+    assert costs.seconds(2) == pytest.approx(0.020, rel=0.5)
 
 
 def test_wide_steps_share_places() -> None:
@@ -136,20 +179,22 @@ def test_wide_steps_share_places() -> None:
     assert costs.seconds(300) == pytest.approx(0.3, rel=0.1)
 
 
-def test_what_was_measured_on_a_busy_machine_is_measured_anew_beside_others() -> None:
-    """A draft model's steps seem nine times as long as they are; its target's are as they were."""
+def test_a_draft_models_steps_are_old_once_its_target_has_gone_on_alone() -> None:
+    """They seem nine times as long as they are; its target's are as they were."""
     target = StepCosts()
-    drawing = StepCosts(unknown=0.0, pace=target.pace)
+    drawing = StepCosts(draws=True, pace=target.pace)
     for _ in range(3):
         target.note(1, 1.0)
         for rows in (1, 4):
             drawing.note(rows, 0.9 * rows)
-    for seconds in (0.1, 5.0, 0.1):  # one of them while the machine stood still
-        drawing.measure_anew()
+    assert not drawing.due(0)
+    for _ in range(200):
         target.note(1, 1.0)
-        drawing.note(1, seconds)
+    assert drawing.due(0) >= 200
+    assert not target.due(0)
+    drawing.note(1, 0.1)
     assert drawing.seconds(1) == pytest.approx(0.1)
-    assert drawing.seconds(4) == pytest.approx(0.4)
+    assert drawing.seconds(4) == pytest.approx(0.1)  # as if more rows were free
     assert target.seconds(1) == pytest.approx(1.0)
 
 
@@ -160,9 +205,12 @@ def test_what_drafts_cost_is_the_same_for_many_counts_at_once(
 ) -> None:
     costs = StepCosts()
     for width in widths:
-        for _ in range(3):
+        for _ in range(3 + width):
             costs.note(width, 1.0 + width**1.3)
     for width in (1, 2, 5, 64, 70):
         one_by_one = [costs.with_drafts(width, count, beside) for count in range(1, 80)]
-        assert costs.with_each(width, 79, beside) == pytest.approx(one_by_one)
-    assert costs.with_each(3, 0, beside) == []
+        seconds, doubted = costs.with_each(width, 79, beside)
+        assert seconds == pytest.approx(one_by_one)
+        doubts = [1.0 + costs.doubt(width + count) for count in range(1, 80)]
+        assert doubted == [each * more for each, more in zip(seconds, doubts, strict=True)]
+    assert costs.with_each(3, 0, beside) == ([], [])

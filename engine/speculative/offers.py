@@ -1,0 +1,46 @@
+"""What a `Planner` chooses from, and for which step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens, and the
+    seconds that it takes the host to give it drafts of a model.
+    """
+
+    width: int
+    most: int
+    beside: int
+    planning: float = 0.0
+
+
+class Offer(NamedTuple):
+    """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
+    seconds that go into reading it first, which so many tokens are to pay.
+    """
+
+    chances: list[float]
+    seq_id: int
+    tenant: str
+    reading: float = 0.0
+    gaining: int = 1
+
+
+class Found(NamedTuple):
+    """What pays.
+
+    Attributes:
+        chosen: the sequences whose drafts are worth looking at, one by one.
+        taken: so many of the first ones pay.
+        best: tokens per second that they promise.
+        poor: whether there are none since their tenants could bear none.
+        lent: sequences that are read on credit.
+    """
+
+    chosen: list[int]
+    taken: int
+    best: float
+    poor: bool
+    lent: set[int]
