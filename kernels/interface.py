@@ -250,7 +250,8 @@ class KernelSet(LinearMaker):
         """Rotate q [T, Hq, D] and latents [T, 1, D] in place, then write these to their slots.
 
         cache [num_blocks, 1, block_size, D]; `scales` of an int8 cache float32 [num_blocks, 1,
-        block_size]. The rest is as for `rope_and_cache`.
+        block_size]. The rest is as for `rope_and_cache`, which writes a token's value behind its
+        key: sets that do both at once have another way, or raise NotImplementedError.
         """
         self.rope_and_cache(
             q,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -217,6 +217,12 @@ class TritonKernels(KernelSet):
         return TritonLoraSlots(
             places, most, most_rank, dtype, self.device, alike=alike, experts=experts
         )
+
+    def rope_and_cache_latents(self, *args: Any, **options: Any) -> None:
+        """See `KernelSet.rope_and_cache_latents`: not done here, where a head's programs are in no
+        order. Raises NotImplementedError.
+        """
+        raise NotImplementedError(f"{self.name} kernels write no latents to the KV cache")
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError
+from engine.model_loader.implementation import _refuse_on_devices
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.decoder import NativeDecoder
 from engine.survey.recipes import RECIPES
@@ -235,6 +237,13 @@ def test_what_isnt_done_natively_is_left_to_the_bridge(
     assert tokens(llm, [PROMPT]) == [Oracle(tmp_path).greedy(PROMPT, OUTPUT)]
     with pytest.raises(ModelLoadError, match=says):
         make(tmp_path, model_impl="quire")
+
+
+def test_on_a_gpu_they_are_left_to_the_bridge(checkpoint: Callable[[str], Path]) -> None:
+    spec = decoder_spec(read_config(checkpoint("deepseek_v2")))
+    on_gpu: Any = SimpleNamespace(ops=SimpleNamespace(device=torch.device("cuda")))
+    with pytest.raises(ModelLoadError, match="attend over latents: they run natively on a CPU"):
+        _refuse_on_devices(spec, on_gpu)
 
 
 @pytest.mark.parametrize(

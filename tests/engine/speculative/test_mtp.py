@@ -75,6 +75,15 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
     llm.core.check_integrity()
 
 
+def test_the_layer_of_a_family_whose_layers_are_named_by_kind(tmp_path: Path) -> None:
+    folder = with_drafts("glm4_moe_lite", tmp_path)
+    asked = [list(range(4, 40)), [9] * 7]
+    llm = drafting(folder)
+    drafted = llm.generate(asked, MIXED["greedy"], use_tqdm=False)
+    assert texts(drafted) == texts(make(folder).generate(asked, MIXED["greedy"], use_tqdm=False))
+    assert llm.core.stats.spec_decode_num_draft_tokens_total > 0
+
+
 def test_every_way_of_choosing_gives_the_same(glm: Path) -> None:
     asked = prompts(random.Random(5))
     plain = run(make(glm), asked)
