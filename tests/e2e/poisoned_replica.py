@@ -31,7 +31,7 @@ def poison() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return execute(core, plan)
 
-    EngineCore._execute = deadly  # type: ignore[method-assign]
+    EngineCore._execute = deadly  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -37,9 +37,12 @@ class Supervised:
         return [
             row.replica_id
             for row in Replica.objects.order_by("replica_id")
-            if (found := self._redis.xrange(protocol.inbox_key(row.replica_id, self._prefix)))
-            and protocol.decode_inbox(found[0][1][protocol.FIELD]) == Control(command="drain")
+            if self._words(row.replica_id) == [Control(command="drain")]
         ]
+
+    def _words(self, replica_id: str) -> list[Any]:
+        found: Any = self._redis.xrange(protocol.inbox_key(replica_id, self._prefix))
+        return [protocol.decode_inbox(fields[protocol.FIELD]) for _, fields in found]
 
     def turn(self, seconds: float) -> None:
         """In the place of `time.sleep`."""
@@ -56,7 +59,7 @@ class Supervised:
 @pytest.fixture
 def supervised(
     world: World, live_redis: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Supervised]:
+) -> Supervised:
     made = Supervised(live_redis, key_prefix)
     monkeypatch.setattr(rolling.time, "sleep", made.turn)
     return made
