@@ -17,6 +17,7 @@ from engine.models.describe import describe
 from engine.models.description import ExpertsDescription, ModelDescription
 from engine.models.spec import DecoderSpec
 from engine.models.weights import INDEX_NAME, WeightReader
+from engine.quantization.checkpoint.grouped import kernel_group
 from kernels.quantization import group_size_for
 from kernels.reference.quantization import quantize
 
@@ -26,16 +27,19 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".tensors", ".index.json")
 _FILE_BYTES = 2 << 30
 #: Values that are rounded at once.
 _PIECE_VALUES = 1 << 20
+#: Integers of 4 bits.
+_IN_A_WORD = 8
 
 
 def save_quantized(
     weights: WeightReader, spec: DecoderSpec, source: Path, target: Path, quantization: str
 ) -> list[Path]:
-    """Write a folder whose linear layers are what `quantization` ("int8", "int4") rounds them to:
-    its files of weights.
+    """Write a folder whose linear layers are in the bits of `quantization`: its files of weights.
 
-    Tables, routers and norms stay as they are, as do layers whose rows aren't whole groups. A
-    few files' worth of memory is needed beside the checkpoint.
+    "int4": what Quire rounds them to at load, with a scale for 32 neighbours. "int8": with a scale
+    for each row, where Quire's own has one for 128 neighbours: the 8 bits that every build of vLLM
+    reads. Tables, routers and norms stay as they are, as do layers whose rows aren't whole groups
+    (of 32; of 16 for int8). A few files' worth of memory is needed beside the checkpoint.
 
     Raises `InvalidRequest` for a folder that is there already, and for a family whose checkpoints
     keep weights the other way around.
@@ -67,12 +71,13 @@ def _write(
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, folder / path.name)
-    rounded = _rounded_names(weights, spec, group_size_for(quantization, None))
+    rounded = _rounded_names(weights, spec, quantization)
+    write = _by_rows if quantization == "int8" else _by_groups
     parts = _Files(folder)
     for name in sorted(weights.names()):
         tensor = weights.stored(name)
         if name in rounded:
-            parts.add(_packed(name.removesuffix(".weight"), tensor, quantization))
+            parts.add(write(name.removesuffix(".weight"), tensor))
         else:
             parts.add({name: tensor.clone()})
         weights.release()
@@ -125,15 +130,22 @@ class _Files:
         return [self._folder / name for name in names]
 
 
-def _rounded_names(weights: WeightReader, spec: DecoderSpec, group: int) -> set[str]:
+def _rounded_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
     """The weights that are linear layers with whole groups, as the checkpoint names them."""
     known = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
     bare = {name.removeprefix(spec.names.optional_prefix) for name in known}
     return {
         name
         for name in weights.names()
-        if name in known | bare and weights.stored_shape(name)[-1] % group == 0
+        if name in known | bare and _is_whole(weights.stored_shape(name)[-1], quantization)
     }
+
+
+def _is_whole(width: int, quantization: str) -> bool:
+    """Whether rows of so many values have whole groups."""
+    if quantization == "int8":
+        return kernel_group(width, width) is not None
+    return width % group_size_for(quantization, None) == 0
 
 
 def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
@@ -148,19 +160,26 @@ def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
                 yield from (f"{at}{number}.{name}" for name in experts.moe.expert_names)
 
 
-def _packed(module: str, weight: Tensor, quantization: str) -> dict[str, Tensor]:
-    """What compressed-tensors keeps of a weight [N, K]."""
-    bits, group = BITS[quantization], group_size_for(quantization, None)
+def _by_rows(module: str, weight: Tensor) -> dict[str, Tensor]:
+    """What compressed-tensors keeps of a weight [N, K] in 8 bits with a scale a row."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty((len(weight), 1), dtype=torch.float16)
+    for at in _pieces(weight):
+        found = quantize(weight[at], "int8", weight.shape[1])
+        values[at], scales[at] = found[0], found[1].half()
+    return {f"{module}.weight": values, f"{module}.weight_scale": scales}
+
+
+def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
+    """What compressed-tensors keeps of a weight [N, K] in 4 bits, eight to a word."""
+    group = group_size_for("int4", None)
     rows, columns = weight.shape
-    factor = 32 // bits
-    words = torch.empty((rows, columns // factor), dtype=torch.int32)
+    words = torch.empty((rows, columns // _IN_A_WORD), dtype=torch.int32)
     scales = torch.empty((rows, columns // group), dtype=torch.float16)
-    step = max(1, _PIECE_VALUES // columns)
-    for start in range(0, rows, step):
-        at = slice(start, start + step)
-        values, found = quantize(weight[at], quantization, group)
-        unsigned = values.long() + (128 if bits == 8 else 0)
-        shifted = unsigned.view(len(values), -1, factor) << (torch.arange(factor) * bits)
+    for at in _pieces(weight):
+        values, found = quantize(weight[at], "int4", group)
+        grouped = values.long().view(len(values), -1, _IN_A_WORD)
+        shifted = grouped << (torch.arange(_IN_A_WORD) * BITS["int4"])
         words[at] = shifted.sum(-1).to(torch.int32)  # the last one's high bit becomes the sign
         scales[at] = found.half()
     return {
@@ -170,25 +189,32 @@ def _packed(module: str, weight: Tensor, quantization: str) -> dict[str, Tensor]
     }
 
 
+def _pieces(weight: Tensor) -> Iterator[slice]:
+    """Rows that are rounded together."""
+    step = max(1, _PIECE_VALUES // weight.shape[1])
+    for start in range(0, len(weight), step):
+        yield slice(start, start + step)
+
+
 def _config(quantization: str, ignored: list[str]) -> dict[str, Any]:
-    weights = {
-        "num_bits": BITS[quantization],
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": group_size_for(quantization, None),
-        "dynamic": False,
-    }
+    whole: dict[str, Any] = {"num_bits": BITS[quantization], "type": "int", "symmetric": True}
+    inputs = None
+    if quantization == "int8":
+        weights = {**whole, "strategy": "channel", "dynamic": False}
+        inputs = {**whole, "strategy": "token", "dynamic": True}
+    else:
+        group = group_size_for(quantization, None)
+        weights = {**whole, "strategy": "group", "group_size": group, "dynamic": False}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "int-quantized" if quantization == "int8" else "pack-quantized",
         "quantization_status": "compressed",
         "ignore": ignored,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
                 "weights": weights,
-                "input_activations": None,
+                "input_activations": inputs,
                 "output_activations": None,
             }
         },

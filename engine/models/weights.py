@@ -207,6 +207,9 @@ class WeightReader:
         for name in names:
             entry = header[name]
             entry["at"] = 8 + length + entry["data_offsets"][0]
+            if name in self._places:
+                other = self._places[name][0].path.name
+                raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")
             self._places[name] = file, entry
         self._metadata |= header.get("__metadata__") or {}
 

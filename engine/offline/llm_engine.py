@@ -442,8 +442,9 @@ class LLMEngine:
 
     def save_quantized(self, path: str | Path) -> list[Path]:
         """Write the model to a new folder as compressed-tensors, its linear layers in the 8 or 4
-        bits that `quantization` says, for Quire and for others: the files of weights. Tables stay
-        as the checkpoint has them.
+        bits that `quantization` says, for Quire and for others: the files of weights. 4 bits are
+        those that run here; 8 bits have a scale for each row, where those have one for 128
+        neighbours. Tables stay as the checkpoint has them.
 
         Raises:
             InvalidRequest: `quantization` isn't int8 or int4, the folder is there already, or the

@@ -18,7 +18,7 @@ from engine.quantization.checkpoint.fp8 import float8_matrix
 from engine.quantization.checkpoint.integers import packed_matrix, plain_matrix
 from engine.quantization.checkpoint.modelopt import nvfp4_matrix
 from engine.quantization.checkpoint.mxfp4 import MXFP4_GROUP
-from engine.quantization.checkpoint.schemes import WeightScheme, weight_schemes
+from engine.quantization.checkpoint.schemes import WeightScheme, scheme_for, weight_schemes
 from engine.quantization.checkpoint.tensors import FLOAT8, Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix
 
@@ -74,13 +74,11 @@ class CompressedTensors(CheckpointFormat):
         return packed_matrix(parts, scheme)
 
     def _scheme_of(self, parts: Parts) -> WeightScheme:
-        """The one that names the layer, else the one of its class."""
-        found = [scheme for scheme in self._schemes if scheme.names(parts.module)]
-        found = found or [scheme for scheme in self._schemes if scheme.of_class]
-        if not found:
+        found = scheme_for(parts.module, self._schemes)
+        if found is None:
             suffix = "weight_packed" if "weight_packed" in parts else "weight"
             raise parts.wrong(suffix, "is quantised, but no config_groups entry is for its layer")
-        return found[0]
+        return found
 
 
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx", "global_scale")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
+from engine.quantization.checkpoint.name_pattern import NamePattern
+
+#: Of a pattern, in a message.
+_MOST_SHOWN = 64
 
 
 class Fields:
@@ -81,17 +84,11 @@ class Fields:
         return value[0], value[1]
 
 
-#: A pattern comes from a stranger's file: long ones, and repeats of repeats, could take for ever.
-_MOST_PATTERN = 512
-_NESTED_REPEATS = re.compile(r"[*+}]\)*[*+{]")
-
-
-def pattern(fields: Fields, name: str, text: str) -> re.Pattern[str]:
-    """A `re:` pattern of a list of layers. Raises `ModelLoadError` for an unsound one."""
-    if len(text) > _MOST_PATTERN or _NESTED_REPEATS.search(text):
-        shown = repr(text[:64])
-        raise fields.wrong(name, f"has a pattern that is too long or repeats repeats: {shown}")
+def pattern(fields: Fields, name: str, text: str) -> NamePattern:
+    """A `re:` pattern of a list of layers. Raises `ModelLoadError` for one that isn't read."""
     try:
-        return re.compile(text)
-    except re.error as error:
-        raise fields.wrong(name, f"has {text!r}, which is no pattern: {error}") from error
+        return NamePattern(text)
+    except ValueError as error:
+        raise fields.wrong(
+            name, f"has the pattern {text[:_MOST_SHOWN]!r}, which {error}"
+        ) from error

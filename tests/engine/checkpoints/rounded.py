@@ -69,10 +69,10 @@ class RoundedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, inputs: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.weight, self._inputs = weight, inputs
+        self.weight, self.inputs = weight, inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._inputs(x) @ self.weight.T
+        return self.inputs(x) @ self.weight.T
 
 
 def shared(group: int | None, width: int) -> int:
@@ -123,14 +123,20 @@ class RoundedModel:
         self.edges = Edges()
         self._model = Oracle(pair.plain).model
         stored = load_file(pair.packed / FILE)
+        layers = {}
         for module, weight in pair.weights.items():
             at = f"{module}."
             parts = {name.removeprefix(at): t for name, t in stored.items() if name.startswith(at)}
             how = rounding if inputs else Rounding("floats")
             before = rounded_inputs(how, parts, weight.shape[1], self.edges)
             kept = as_they_are if rounding.compiled and not inputs else rounding.weights
-            layer = RoundedLinear(kept(parts, weight), before)
-            self._model.set_submodule(module, layer)
+            layers[module] = RoundedLinear(kept(parts, weight), before)
+        self._install(self._model, layers)
+
+    def _install(self, model: nn.Module, layers: Mapping[str, RoundedLinear]) -> None:
+        """Put them, by their names, into the places that they are for."""
+        for module, layer in layers.items():
+            model.set_submodule(module, layer)
 
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
         """Tokens, and the logits [count, vocab] that each is chosen from."""

@@ -326,12 +326,58 @@ def test_an_unsound_quantization_config_names_its_field(
     assert str(caught.value.param) in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["re:(a+)+$", "re:(", "re:" + "a" * 999])
-def test_a_pattern_that_could_take_for_ever_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    ("targets", "others", "path"),
+    [
+        (["Linear"], {"group_1": ["Linear"]}, "config_groups.group_1.targets"),
+        (["re:.*down_proj"], {"group_1": ["re:.*mlp.*"]}, "config_groups.group_1.targets"),
+        (["Linear"], {f"g{n}": [f"a.{n}"] for n in range(1024)}, "config_groups"),
+        (["Linear"], {"group_1": [f"re:{n}" for n in range(65)]}, "config_groups"),
+    ],
+)
+def test_groups_that_overlap_or_are_too_many_are_refused_by_their_field(
+    targets: list[str], others: dict[str, list[str]], path: str, pairs: Callable[[str], Pair]
+) -> None:
     config = scheme(**_W4)
-    config["config_groups"]["group_0"]["targets"] = [text]
-    with pytest.raises(ModelLoadError, match="targets"):
-        find_format(config)
+    groups = config["config_groups"]
+    groups["group_0"]["targets"] = targets
+    wider = {**_W4, "group_size": 64}
+    groups |= {name: {"targets": found, "weights": wider} for name, found in others.items()}
+    with pytest.raises(ModelLoadError) as caught:
+        load(pairs("ct").packed, hf_overrides={"quantization_config": config})
+    assert caught.value.param == f"quantization_config.{path}"
+
+
+def test_a_layer_that_is_named_goes_before_a_pattern_and_both_before_a_class(
+    pairs: Callable[[str], Pair],
+) -> None:
+    """What a group says that isn't asked would be wrong for the scales that are there."""
+    config = scheme(**_W4)
+    wrong = {**_W4, "group_size": 16}
+    config["config_groups"] |= {
+        "group_1": {"targets": ["re:.*_proj"], "weights": _W4},
+        "group_2": {"targets": [AT], "weights": _W4},
+    }
+    config["config_groups"]["group_0"]["weights"] = wrong
+    settings = {"hf_overrides": {"quantization_config": config}}
+    assert load(pairs("ct").packed, **settings).load_report()
+    config["config_groups"]["group_2"]["weights"] = wrong
+    with pytest.raises(ModelLoadError, match=f"{AT}.weight_scale"):
+        load(pairs("ct").packed, **settings)
+
+
+def test_a_tensor_that_two_files_have_is_refused_by_its_name(
+    pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    for path in pairs("gptq").packed.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / FILE)
+    twice = {f"{AT}.scales": tensors[f"{AT}.scales"] * 2}
+    save_file(twice, tmp_path / "other.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": {"a": FILE, "b": "other.safetensors"}}
+    (tmp_path / f"{FILE}.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match=f"{AT}.scales' is in {FILE}, too"):
+        load(tmp_path)
 
 
 def test_a_config_that_says_so_of_plain_weights(

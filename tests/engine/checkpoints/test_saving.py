@@ -32,11 +32,10 @@ def model_of(llm: LLM) -> NativeDecoder:
     return found
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_what_is_written_is_what_was_run(
-    quantization: str, source: Path, tmp_path: Path, compiler: None
+def test_four_bits_are_written_as_they_were_run(
+    source: Path, tmp_path: Path, compiler: None
 ) -> None:
-    llm = LLM(str(source), quantization=quantization, **SMALL)
+    llm = LLM(str(source), quantization="int4", **SMALL)
     files = llm.save_quantized(tmp_path / "saved")
     assert all(file.is_file() for file in files)
     again = LLM(str(tmp_path / "saved"), quantization="compressed-tensors", **SMALL)
@@ -46,8 +45,41 @@ def test_what_is_written_is_what_was_run(
         assert theirs.mlp is not None
         assert torch.equal(mine.attention.qkv.rows(ids), theirs.attention.qkv.rows(ids))
         assert torch.equal(mine.mlp.down.rows(ids), theirs.mlp.down.rows(ids))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_eight_bits_are_written_with_a_scale_for_each_row(
+    compiled: bool, source: Path, tmp_path: Path, compiler: None
+) -> None:
+    """The checkpoint's own values rounded once, not those of the grouped form that was run."""
+    llm = LLM(str(source), quantization="int8", cpu_kernels=compiled, **SMALL)
+    llm.save_quantized(tmp_path / "saved")
+    again = LLM(str(tmp_path / "saved"), cpu_kernels=compiled, **SMALL)
+    plain = WeightReader(source).tensors()
+    for number, layer in enumerate(model_of(again).weights):
+        assert layer.mlp is not None
+        weight = plain[f"model.layers.{number}.mlp.down_proj.weight"]
+        steps = (weight.abs().amax(1, keepdim=True) / 127).half().float()
+        wanted = (weight / steps).round().clamp(-127, 127) * steps
+        found = layer.mlp.down.rows(torch.arange(len(weight)))
+        # A value that lies on an edge to the bit may go either way.
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+        run = model_of(llm).weights[number].mlp
+        assert run is not None
+        grouped = run.down.rows(torch.arange(len(weight)))
+        lost, lost_there = ((one - weight).square().mean() for one in (found, grouped))
+        assert lost_there < lost < 2 * lost_there
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_what_is_written_is_small_and_kept_as_it_is(
+    quantization: str, source: Path, tmp_path: Path, compiler: None
+) -> None:
+    files = LLM(str(source), quantization=quantization, **SMALL).save_quantized(tmp_path / "saved")
+    again = LLM(str(tmp_path / "saved"), quantization="compressed-tensors", **SMALL)
     layers = [report for report in again.load_report() if "_proj" in report.layer]
     assert {report.level for report in layers} == {"kept"}
+    assert max(report.error for report in layers) == 0.0
     size = sum(file.stat().st_size for file in files)
     assert size < (source / "model.safetensors").stat().st_size / 2
 
@@ -59,17 +91,18 @@ def test_the_formats_own_package_reads_the_same(
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
-    llm = LLM(str(source), quantization=quantization, cpu_kernels=False, **SMALL)
-    llm.save_quantized(tmp_path / "saved")
-    raw = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    folder = tmp_path / "saved"
+    LLM(str(source), quantization=quantization, cpu_kernels=False, **SMALL).save_quantized(folder)
+    saved = LLM(str(folder), cpu_kernels=False, **SMALL)
+    raw = json.loads((folder / "config.json").read_text())["quantization_config"]
     config = QuantizationConfig.model_validate(raw)
     scheme = config.config_groups["group_0"]
-    tensors = WeightReader(tmp_path / "saved").tensors()
+    tensors = WeightReader(folder).tensors()
     at = "model.layers.1.mlp.down_proj."
     parts = {name.removeprefix(at): t for name, t in tensors.items() if name.startswith(at)}
-    compressor: Any = BaseCompressor.get_value_from_registry("pack-quantized")
+    compressor: Any = BaseCompressor.get_value_from_registry(config.format)
     weight = compressor.decompress(dict(parts), scheme)["weight"]
-    mlp = model_of(llm).weights[1].mlp
+    mlp = model_of(saved).weights[1].mlp
     assert mlp is not None
     # Its product is float16, ours float32, which holds it exactly.
     assert torch.equal(mlp.down.rows(torch.arange(128)).half(), weight)
@@ -79,13 +112,17 @@ def test_the_formats_own_package_reads_the_same(
 def test_transformers_says_what_the_saved_folder_says(
     quantization: str, source: Path, tmp_path: Path
 ) -> None:
-    """By the packed weights. Tables are as they were in the source, not rounded as at that load."""
+    """By the packed weights, activations as they are. Tables are as they were in the source, not
+    rounded as at that load.
+    """
     folder = tmp_path / "saved"
     LLM(str(source), quantization=quantization, **SMALL).save_quantized(folder)
     tables = ("model.embed_tokens.weight", "lm_head.weight")
     kept, given = WeightReader(folder).tensors(), WeightReader(source).tensors()
     assert all(torch.equal(kept[name], given[name]) for name in tables)
     saved, oracle = LLM(str(folder), cpu_kernels=False, **SMALL), Oracle(folder)
+    for module in oracle.model.modules():
+        module.quantization_enabled = False  # of inputs: weights were dequantised at load
     for prompt in (PROMPT, [9, 10, 11], [300, 2, 17, 55]):
         found = saved.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
         assert list(found) == oracle.greedy(prompt, 6)

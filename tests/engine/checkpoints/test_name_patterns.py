@@ -1,0 +1,123 @@
+"""Patterns of layers' names mean what `re` says, and none takes for ever."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import Any
+
+import pytest
+
+from engine.contract.errors import ModelLoadError
+from engine.quantization.checkpoint.name_pattern import NamePattern
+from engine.quantization.checkpoint.registry import find_format
+from tests.engine.checkpoints.packages import scheme
+
+_W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+_ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\.", r"\d", "c", "^", "$", "{", "[]a]", "[a-b.]"]
+_COUNTS = ["*", "+", "?", "*?", "{2}", "{1,}", "{,2}", "{1,3}", "+?"]
+
+
+def drawn(draw: random.Random, depth: int) -> str:
+    """A pattern of groups in groups, so deep."""
+    kind = draw.random()
+    if depth == 0 or kind < 0.35:
+        return draw.choice(_ATOMS)
+    inner = drawn(draw, depth - 1)
+    if kind < 0.55:
+        return inner + drawn(draw, depth - 1)
+    if kind < 0.7:
+        return f"{draw.choice(['(', '(?:'])}{inner}|{drawn(draw, depth - 1)})"
+    if kind < 0.78:
+        return f"{draw.choice(['(?=', '(?!'])}{inner})"
+    repeated = f"(?:{inner})" if draw.random() < 0.6 else draw.choice(["a", ".", "[ab]"])
+    return repeated + draw.choice(_COUNTS)
+
+
+def test_a_pattern_matches_what_re_matches() -> None:
+    draw, matched, missed = random.Random(11), 0, 0
+    while matched + missed < 8000:
+        text = drawn(draw, draw.randint(1, 5))
+        try:
+            oracle = re.compile(text)
+        except re.error:
+            continue
+        pattern = NamePattern(text)
+        for _ in range(8):
+            name = "".join(draw.choices("ab.c1\n", (6, 6, 3, 2, 2, 1), k=draw.randint(0, 8)))
+            wanted = oracle.match(name) is not None
+            assert pattern.matches(name) is wanted, (text, name)
+            matched, missed = matched + wanted, missed + (not wanted)
+    assert min(matched, missed) > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "missing"),
+    [
+        (r".*self_attn\.(q|k|v)_proj$", "model.layers.3.self_attn.k_proj", "model.layers.3.mlp.up"),
+        (r"^model\.layers\.(?:[0-9]|1[01])\.mlp", "model.layers.11.mlp.up", "model.layers.12.mlp"),
+        (r"(?!.*(?:lm_head|router)).*", "model.layers.0.mlp", "model.layers.0.router"),
+        (r"model.*\.\d{1,2}\.w\w+", "model.layers.10.weight", "model.layers.100.weight"),
+        (r"(?:.*\.)?experts\.[^.]+\.down_proj", "a.experts.7.down_proj", "a.experts.7.b.down_proj"),
+    ],
+)
+def test_patterns_as_they_are_found(text: str, there: str, missing: str) -> None:
+    assert NamePattern(text).matches(there)
+    assert not NamePattern(text).matches(missing)
+
+
+EVIL = [
+    ("(a+)+$", "a" * 60 + "b"),
+    ("(a+b?)+$", "a" * 60 + "c"),
+    ("(a|a)*b", "a" * 60),
+    ("(?:a|a)" * 60 + "b", "a" * 80),
+    ("(?:.|a|[a-z])" * 30 + "!", "a" * 80),
+    (".*" * 60 + "x", "a" * 4000),
+    ("(.*)*(.*)*(.*)*!", "a" * 400),
+    ("((((a*b?)*c?)*)*)*$", "ab" * 200 + "!"),
+    ("(?=(a+)+$)a", "a" * 60 + "b"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), EVIL)
+def test_what_takes_re_for_ever_is_matched_at_once(text: str, name: str) -> None:
+    """`re` needs more than 10^9 steps for each of these."""
+    started = time.process_time()
+    assert not NamePattern(text).matches(name)
+    assert time.process_time() - started < 2
+
+
+def test_steps_are_counted_over_all_names() -> None:
+    long, short = NamePattern("(?:(?!(?:a.)*x).)*!"), NamePattern("(?:a.)*!")
+
+    def match(pattern: NamePattern, times: int) -> None:
+        for _ in range(times):
+            assert not pattern.matches("a" * 400)
+
+    match(short, 1000)
+    match(long, 10)
+    with pytest.raises(ValueError, match="too many steps"):
+        match(long, 200)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("(", "no pattern"),
+        ("a" * 999, "longer"),
+        (r"(a)\1", r"\\1"),
+        (r"\bq_proj", r"\\b"),
+        ("(?i)Q", r"\?i\)"),
+        ("(?P<layer>a)", r"\?P<"),
+        ("(?<=a)b", r"\?<="),
+        ("a{99999999999999999999}", "no pattern"),
+        ("(" * 250 + ")" * 250, "in each other"),
+    ],
+)
+def test_what_names_do_not_need_is_refused_by_its_field(text: str, why: str) -> None:
+    config: dict[str, Any] = scheme(**_W4)
+    config["config_groups"]["group_0"]["targets"] = [f"re:{text}"]
+    with pytest.raises(ModelLoadError, match=why) as caught:
+        find_format(config)
+    assert caught.value.param == "quantization_config.config_groups.group_0.targets"
