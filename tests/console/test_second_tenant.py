@@ -56,14 +56,14 @@ HEADERS = {
 def test_fault_23_pages_find_no_row_of_another_tenant_below_ones_own(
     people: dict[str, Client], way: str
 ) -> None:
-    olga, acme = people["outsider"], Tenant.objects.get(slug="acme")
+    olga, rows = people["outsider"], rows_of(Tenant.objects.get(slug="acme"))
+    deeds = AuditEntry.objects.count()
     body = {} if way == "none" else {"tenant": "rival"}
     address = "?tenant=acme" if way.endswith("address") else ""
     wrong = []
     for method, route in OF_A_ROW:
         with transaction.atomic():
-            rows = rows_of(acme)
-            deeds, path = AuditEntry.objects.count(), path_of(route, rows)
+            path = path_of(route, rows)
             if method == "GET":
                 told = olga.get(path, body)
             else:
