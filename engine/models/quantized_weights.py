@@ -30,8 +30,12 @@ class QuantizedWeights(WeightReader):
         self._inner, self.form, self.folder = inner, form, inner.folder
         self._packed: dict[str, Matrix] = {}
         self._trim = SparingTrim()
+        apart = "weight" not in form.suffixes()
         for number, module in enumerate(form.modules(inner)):
-            self._packed[module] = form.matrix(Parts(inner, module))
+            parts = Parts(inner, module)
+            if apart and "weight" in parts:
+                raise parts.wrong("weight", f"is there beside what {form.name} keeps of it")
+            self._packed[module] = form.matrix(parts)
             if number % _CHECKED_AT_ONCE == 0:
                 inner.release()
         inner.release()

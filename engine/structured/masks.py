@@ -142,7 +142,9 @@ class MaskMaker:
             space = spaces[at]
             row, matcher = bits[at, : space.num_words], rows[at].state.matcher
             only = _only(row)
-            if only not in space.special or matcher is None or matcher.validate_tokens([only]):
+            if matcher is None or only not in space.special:
+                continue
+            if matcher.is_error() or matcher.is_stopped() or matcher.validate_tokens([only]):
                 continue
             first = space.spelled(matcher.compute_ff_bytes())
             if first is not None:

@@ -109,7 +109,9 @@ _NOTES = """
   values (of V2 Lite 31 KB in bfloat16, by the bridge 332 KB). What makes them of latents
   (`kv_b_proj`) is taken into queries and results, for prompts too; it is kept in the model's dtype
   whatever the checkpoint or `--quantization` has, and adapters of it are refused. Layers run one by
-  one.
+  one. A random model of V2 Lite's shape (float32, 131 M parameters, 8 layers, one thread) takes
+  0.94 of the bridge's processor time for a prompt of 512 tokens, 0.62 for a token of one stream,
+  0.51 for one of eight.
 - **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
   is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.

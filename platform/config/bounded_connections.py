@@ -20,6 +20,8 @@ HEADERS_WITHIN_S = 60.0
 #: Bytes in a row that are neither a request's whole head nor its body: headers or trailers without
 #: end, what stands between chunks. What comes in one read isn't cut.
 MAX_HEAD_BYTES = 64 << 10
+#: Headers of one request: 64 KiB of short ones would take the event loop's time from everybody.
+MAX_HEADERS = 256
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"connection: close\r\ncontent-length: 132\r\n\r\n"
@@ -32,6 +34,16 @@ _LONG_HEAD = (
     b'{"error":{"message":"The headers are over 65536 bytes.",'
     b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}'
 )
+_MANY_HEADERS = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: 121\r\n\r\n"
+    b'{"error":{"message":"There are over 256 headers.",'
+    b'"type":"invalid_request_error","param":null,"code":"too_many_headers"}}'
+)
+
+
+class TooManyHeaders(Exception):
+    """Ends the parsing of a request."""
 
 
 def most_connections() -> int:
@@ -58,6 +70,21 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
         """A request's first byte is here."""
         super().on_message_begin()
         self._expect_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of its headers is."""
+        if len(self.headers) >= MAX_HEADERS:
+            raise TooManyHeaders
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """Its parsing has ended early."""
+        if len(self.headers) < MAX_HEADERS:
+            super().send_400_response(msg)
+            return
+        if self._late is not None:  # else a response may have begun
+            self.transport.write(_MANY_HEADERS)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         """Its headers are; the body has a time of its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ MIX = [(1, 1), (7, 7), (1, 33), (15, 50), (1, 17), (16, 16), (0, 9), (33, 40), (
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def latents(heads: int, size: int, **options: object) -> Batch:
+def latents(heads: int, size: int, **options: Any) -> Batch:
     """A batch whose keys are its values."""
     batch = make_batch(MIX, heads=heads, kv_heads=1, size=size, **options)
     batch.value_cache = batch.key_cache

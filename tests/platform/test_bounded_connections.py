@@ -112,6 +112,22 @@ async def test_fault_52_a_head_that_never_ends_is_refused(
             assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
+async def test_fault_52_too_many_headers_are_refused_before_anything_is_made_of_them(
+    address: tuple[str, int],
+) -> None:
+    for count, status in ((255, b"204"), (256, b"431"), (1400, b"431")):
+        reader, writer = await asyncio.open_connection(*address)
+        more = b"".join(b"x-%d: y\r\n" % number for number in range(count))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + more + b"\r\n")
+        head, _, body = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status), count
+        if status == b"431":
+            body += await reader.read()
+            assert json.loads(body)["error"]["code"] == "too_many_headers"
+            assert f"content-length: {len(body)}".encode() in head
+        writer.close()
+
+
 async def test_a_long_head_and_a_long_body_pass(address: tuple[str, int]) -> None:
     reader, writer = await asyncio.open_connection(*address)
     for _ in range(3):

@@ -69,6 +69,8 @@ class CompressedTensors(CheckpointFormat):
             if kind in FLOAT8:
                 return float8_matrix(parts, "weight_scale", scheme.block, "compressed-tensors")
             return plain_matrix(parts, scheme)
+        if "weight" in parts:
+            raise parts.wrong("weight", "is there beside weight_packed")
         if scheme.floats:
             return _float4(parts, scheme)
         return packed_matrix(parts, scheme)

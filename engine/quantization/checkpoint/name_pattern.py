@@ -12,7 +12,7 @@ _MOST_PATTERN = 512
 _MOST_DEPTH = 16
 #: Of all matches of a pattern: a name takes one for each part of the pattern, repeats of groups a
 #: few more. The largest mixtures of experts have some 10^5 names.
-_MOST_STEPS = 1 << 22
+_MOST_STEPS = 1 << 23
 
 _LOOKS = {"(?=": True, "(?!": False}
 _OPENINGS = ("(?:", *_LOOKS)
@@ -60,9 +60,8 @@ class _Walk:
         self.name, self.left = name, left
         self.last = 1 << len(name)
         self._of_char: dict[str, int] = {}
-        for at, char in enumerate(name):
-            self._of_char[char] = self._of_char.get(char, 0) | 1 << at
         self._of_atom: dict[str, int] = {}
+        self._of_text: dict[str, int] = {}
 
     def step(self) -> None:
         self.left -= 1
@@ -72,9 +71,29 @@ class _Walk:
     def like(self, atom: str) -> int:
         """Places whose character is one that `atom` stands for."""
         found = self._of_atom.get(atom)
+        if found is None and atom == ".":
+            found = self.last - 1 if "\n" not in self.name else None
         if found is None:
+            self._count_chars()
             found = sum(at for char, at in self._of_char.items() if _is_like(atom, char))
             self._of_atom[atom] = found
+        return found
+
+    def _count_chars(self) -> None:
+        if not self._of_char:
+            for at, char in enumerate(self.name):
+                self._of_char[char] = self._of_char.get(char, 0) | 1 << at
+
+    def starts(self, text: str) -> int:
+        """Places where a text starts."""
+        known = self._of_text.get(text)
+        if known is not None:
+            return known
+        found, at = 0, self.name.find(text)
+        while at >= 0:
+            found |= 1 << at
+            at = self.name.find(text, at + 1)
+        self._of_text[text] = found
         return found
 
 
@@ -93,6 +112,21 @@ def _one(atom: str) -> _Part:
         return (places & walk.like(atom)) << 1
 
     return match
+
+
+def _words(text: str) -> _Part:
+    """Characters that stand for themselves."""
+
+    def match(walk: _Walk, places: int) -> int:
+        walk.step()
+        return (places & walk.starts(text)) << len(text)
+
+    return match
+
+
+def _is_itself(atom: str) -> bool:
+    escaped = len(atom) == 2 and atom[0] == "\\" and not atom[1].isalnum()
+    return escaped or (len(atom) == 1 and atom != ".")
 
 
 def _run(atom: str) -> _Part:
@@ -200,17 +234,23 @@ class _Parser:
         return ways[0] if len(ways) == 1 else _either(ways)
 
     def _sequence(self) -> _Part:
-        parts = []
+        parts, text = [], ""
         while self._at < len(self._text) and self._text[self._at] not in "|)":
-            parts.append(self._counted())
-        return _joined(parts)
+            found = self._counted()
+            if isinstance(found, str):
+                text += found
+                continue
+            parts += [_words(text), found] if text else [found]
+            text = ""
+        return _joined([*parts, _words(text)] if text else parts)
 
-    def _counted(self) -> _Part:
+    def _counted(self) -> str | _Part:
+        """A character that stands for itself, once, or a part."""
         atom = self._atom()
         part = _one(atom) if isinstance(atom, str) else atom
         count = self._count()
         if count is None:
-            return part
+            return atom[-1] if isinstance(atom, str) and _is_itself(atom) else part
         least, most = count
         if isinstance(atom, str) and most is None:
             return _joined([_repeated(part, least, least), _run(atom)])

@@ -41,7 +41,9 @@ float group_score(const Experts& e, const float* scores, int64_t group) {
 
 // Marks the groups that a token may go to; of equal ones the first.
 void open_groups(const Experts& e, const float* scores, int32_t* open) {
-  std::fill(open, open + e.groups, 0);
+  const bool all = e.top_groups == e.groups;
+  std::fill(open, open + e.groups, all);
+  if (all) return;
   for (int64_t n = 0; n < e.top_groups; n++) {
     int64_t best = -1;
     float most = 0;
@@ -60,10 +62,15 @@ int32_t best_of(const Experts& e, const float* scores, const int32_t* open, cons
                 int64_t num_taken) {
   const int64_t size = e.count / e.groups;
   int32_t best = -1;
-  for (int32_t i = 0; i < e.count; i++) {
-    bool free = open[i / size];
-    for (int64_t j = 0; j < num_taken; j++) free = free && taken[j] != i;
-    if (free && (best < 0 || choice_score(e, scores, i) > choice_score(e, scores, best))) best = i;
+  for (int64_t group = 0; group < e.groups; group++) {
+    if (!open[group]) continue;
+    for (int64_t i = group * size; i < (group + 1) * size; i++) {
+      bool free = true;
+      for (int64_t j = 0; j < num_taken; j++) free = free && taken[j] != i;
+      if (free && (best < 0 || choice_score(e, scores, i) > choice_score(e, scores, best))) {
+        best = static_cast<int32_t>(i);
+      }
+    }
   }
   return best;
 }

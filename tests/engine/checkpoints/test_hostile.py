@@ -380,6 +380,20 @@ def test_a_tensor_that_two_files_have_is_refused_by_its_name(
         load(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "awq", "ct"])
+def test_a_weight_that_is_there_both_packed_and_plain_is_refused_by_its_name(
+    kind: str, pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    for path in pairs(kind).packed.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / FILE)
+    tensors[f"{AT}.weight"] = pairs(kind).weights[AT]
+    save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"{AT}.weight' is there beside") as caught:
+        load(tmp_path)
+    assert caught.value.param == "weight"
+
+
 def test_a_config_that_says_so_of_plain_weights(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ def test_steps_are_counted_over_all_names() -> None:
     match(short, 1000)
     match(long, 10)
     with pytest.raises(ValueError, match="too many steps"):
-        match(long, 200)
+        match(long, 400)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def tokens(llm: LLM, mixed: list[list[int]], params: SamplingParams = GREEDY) ->
 
 
 def model_of(llm: LLM) -> Any:
-    return llm.core.executor.loaded.model
+    executor: Any = llm.core.executor
+    return executor.loaded.model
 
 
 @pytest.mark.parametrize("name", DEEPSEEK)
@@ -132,7 +133,7 @@ def test_bfloat16_is_near_float32(name: str, case: Cases) -> None:
     llm = make(expected.folder, dtype="bfloat16")
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompt = expected.longest
-    scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+    scores: Any = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
     errors = [
         abs(entry[prompt[at]].logprob - expected.logprobs[at - 1, prompt[at]].item())
         for at, entry in enumerate(scores)
