@@ -144,10 +144,8 @@ class Planner:
             seconds = doubted[count - 1] + drawn + read
             if (tokens - (left + 1) * below) / seconds <= best:
                 break  # even if all that are left were as likely, and free
-            price, bill = (
-                max(0.0, (wide[count - 1] + drawn) / now - 1.0) * width / count,
-                bills[offer.tenant],
-            )
+            price = max(0.0, (wide[count - 1] + drawn) / now - 1.0) * width / count
+            bill = bills[offer.tenant]
             if new and not bill.reads(seq_id, offer.reading * width / now, price):
                 unread.add(seq_id)  # and so are those behind it
                 continue
@@ -171,8 +169,7 @@ class Planner:
         taken = counts.total()
         if not self.trial(step, taken):
             return []
-        rows = [each for each in offers if each.chances]
-        rows.sort(key=lambda each: (each.reading, -each.chances[0]))
+        rows = sorted((each for each in offers if each.chances), key=lambda each: each.reading)
         if self._model is not None:
             rows = [each for each in rows if counts[each.seq_id]] if taken else rows[:1]
         others = [each.seq_id for each in rows for _ in each.chances[counts[each.seq_id] :]]

@@ -128,19 +128,6 @@ class Bill:
         refused: whether any draft was, or anything that had to be read.
     """
 
-    __slots__ = (
-        "_brought",
-        "_closed",
-        "_count",
-        "_credit",
-        "_left",
-        "_most",
-        "_paid",
-        "_to_read",
-        "lent",
-        "refused",
-    )
-
     def __init__(self, purses: Purses, tenant: str) -> None:
         self._most, self._brought = purses.left(tenant), purses.brought(tenant)
         self._left, self._to_read = self._most, purses.left_to_read(tenant)
