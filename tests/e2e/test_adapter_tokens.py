@@ -80,20 +80,30 @@ def test_prompts_and_texts_are_by_the_adapters_tokenizer(
     assert base_answer(client, product.model) == before
 
 
-def test_what_goes_by_the_models_tokens_alone_is_refused_by_name(
+def test_forms_of_answers_are_by_the_adapters_tokens(
     product: Product, client: openai.OpenAI, own: str
 ) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    for name, fields in {
-        "response_format": {"response_format": {"type": "json_object"}},
-        "tools": {"tools": [tool], "tool_choice": "required"},
-        "logit_bias": {"logit_bias": {str(VOCAB + 2): 1}},
-    }.items():
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(
-                model=own, messages=HELLO, max_tokens=3, extra_body=fields
-            )
-        assert refused.value.param == name
+    schema = {"name": "word", "schema": {"const": "<ahoy>"}}
+    form = {"type": "json_schema", "json_schema": schema}
+    for fields, text in (
+        ({"response_format": form}, '"<ahoy>"'),
+        ({"guided_choice": ["<yo>"]}, "<yo>"),
+    ):
+        said = client.chat.completions.create(
+            model=own, messages=HELLO, max_tokens=40, logit_bias=AHOY, extra_body=fields
+        )
+        assert said.choices[0].message.content == text
+        assert said.choices[0].finish_reason == "stop"
+
+
+def test_tokens_that_neither_has_are_refused_by_name(
+    product: Product, client: openai.OpenAI, own: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model=own, messages=HELLO, max_tokens=3, logit_bias={str(VOCAB + 2): 1}
+        )
+    assert refused.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError) as refused:  # it's the adapter's token alone
         client.chat.completions.create(
             model=product.model, messages=HELLO, max_tokens=3, logit_bias=AHOY
