@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import Any
 from engine.contract.adapters import CONFIG_FILE
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
+from engine.lora.named_values import NamedValues, ends_in
 
 #: Bytes of an adapter_config.json; real ones have a few kilobytes.
 _MOST_BYTES = 1 << 22
-_MOST_PATTERNS = 10_000
+_MOST_NAMES = 10_000
 _MOST_RANK = 1 << 16
-#: A pattern is of a stranger's making: one that repeats what repeats could be tried for ever.
-_MOST_PATTERN, _MOST_REPEATS = 200, 3
-_REPEATS = re.compile(r"[*+{]")
-_REPEATED_GROUP = re.compile(r"\)[*+{?]")
 #: Of training, of where the base came from, or of what the file's tensors say themselves.
 _HARMLESS = frozenset(
     {
@@ -60,8 +56,8 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    rank_pattern: Mapping[str, float] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rank_pattern: NamedValues = field(default_factory=NamedValues)
+    alpha_pattern: NamedValues = field(default_factory=NamedValues)
     rank_stabilized: bool = False
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
@@ -70,34 +66,29 @@ class AdapterConfig:
 
     def tokens_of(self, table: str) -> tuple[int, ...]:
         """Whose rows of a table are the adapter's own."""
-        named = (ids for name, ids in self.tokens.items() if name and _ends_in(table, name))
+        named = (ids for name, ids in self.tokens.items() if name and ends_in(table, name))
         return next(named, self.tokens.get("", ()))
 
     def replaces(self, module: str) -> bool:
         """Whether it's one that the adapter replaces as a whole."""
-        return any(_ends_in(module, name) for name in self.modules_to_save)
+        return any(ends_in(module, name) for name in self.modules_to_save)
 
     def rank_of(self, module: str) -> int:
         """The rank that a module's matrices must have."""
-        return int(_by_pattern(self.rank_pattern, module, self.rank))
+        return int(_looked_up("rank_pattern", self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """The factor of what a module's matrices add."""
         rank = self.rank_of(module)
-        alpha = _by_pattern(self.alpha_pattern, module, self.alpha)
+        alpha = _looked_up("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
 
-def _ends_in(module: str, name: str) -> bool:
-    return module == name or module.endswith(f".{name}")
-
-
-def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first key that matches the whole name or its end, as PEFT looks it up."""
-    for key, value in patterns.items():
-        if _ends_in(module, key) or re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
+def _looked_up(name: str, values: NamedValues, module: str, default: float) -> float:
+    try:
+        return values.of(module, default)
+    except ValueError as error:
+        raise _refused(name, f"holds a pattern that {error}") from error
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
@@ -185,33 +176,24 @@ def _flag(raw: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> dict[str, float]:
+def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> NamedValues:
     value = raw.get(name) or {}
-    if not isinstance(value, dict) or len(value) > _MOST_PATTERNS:
+    if not isinstance(value, dict) or len(value) > _MOST_NAMES:
         raise _refused(name, "must be an object of names and numbers")
-    for key, number in value.items():
-        _check_pattern(name, str(key))
+    for number in value.values():
         _number(name, number)
         if least is not None and (not isinstance(number, int) or not least <= number <= _MOST_RANK):
             raise _refused(name, f"must hold whole numbers from 1 to {_MOST_RANK}")
-    return {str(key): float(number) for key, number in value.items()}
-
-
-def _check_pattern(name: str, key: str) -> None:
-    """Raise unless this can be looked for in any name at once."""
-    tries = len(_REPEATS.findall(key))
-    if len(key) > _MOST_PATTERN or tries > _MOST_REPEATS or _REPEATED_GROUP.search(key):
-        raise _refused(name, f"holds a pattern that could take for ever: {shown(key)}")
     try:
-        re.compile(rf"(.*\.)?({key})$")
-    except (re.error, RecursionError, OverflowError) as error:
-        raise _refused(name, f"holds no pattern: {shown(key)}: {error}") from error
+        return NamedValues({str(key): float(number) for key, number in value.items()})
+    except ValueError as error:
+        raise _refused(name, str(error)) from error
 
 
 def _tokens(raw: Mapping[str, Any], name: str) -> dict[str, tuple[int, ...]]:
     value = raw.get(name) or {}
     tables = {"": value} if isinstance(value, list) else value
-    if not isinstance(tables, dict) or len(tables) > _MOST_PATTERNS:
+    if not isinstance(tables, dict) or len(tables) > _MOST_NAMES:
         raise _refused(name, "must be a list of token ids, or an object of such lists")
     for ids in tables.values():
         whole = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)

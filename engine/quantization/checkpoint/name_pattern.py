@@ -30,6 +30,9 @@ class NamePattern:
 
     Raises ValueError, which says why, for a pattern that is none, too long, or has back references,
     boundaries, flags or other parts that names of layers don't need.
+
+    Attributes:
+        left: how many steps all calls together may still take.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,16 +43,16 @@ class NamePattern:
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"is no pattern: {error}") from error
         self._part = _Parser(text).whole()
-        self._left = _MOST_STEPS
+        self.left = _MOST_STEPS
 
     def matches(self, name: str) -> bool:
         """Whether it matches the name, or its beginning.
 
         Raises ValueError once all calls together have taken too many steps.
         """
-        walk = _Walk(name, self._left)
+        walk = _Walk(name, self.left)
         found = self._part(walk, 1)
-        self._left = walk.left
+        self.left = walk.left
         return bool(found)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.lora import named_values
 from engine.lora.check import check_adapter, main
 from engine.lora.config import parse_adapter_config
 from engine.lora.modules import Modules
@@ -111,8 +112,8 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
         _setting("use_qalora", True), _setting("alora_invocation_tokens", [1]),
         _setting("layer_replication", [[0, 2]]), _setting("a_setting_to_come", {"on": True}),
         _setting("rank_pattern", {"q_proj": 0}), _setting("alpha_pattern", {"q_proj": "8"}),
-        _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {"(a+)+b": 8}),
-        _setting("alpha_pattern", {".*.*.*.*.*x": 8}),
+        _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {r"(q)_\1": 8}),
+        _setting("alpha_pattern", {f"layers.{n}.*": 8 for n in range(65)}),
         _setting("modules_to_save", "lm_head"), _setting("trainable_token_indices", [5, 5]),
         _setting("trainable_token_indices", {"embed_tokens": [-1]}),
         _setting("trainable_token_indices", "5"),
@@ -260,6 +261,38 @@ def test_patterns_and_rank_stabilisation_say_the_scale() -> None:
     assert config.rank_of("model.layers.1.self_attn.q_proj") == 4
     assert config.scale_of("model.layers.1.self_attn.q_proj") == 32 / 2
     assert config.scale_of("model.layers.0.mlp.up_proj") == 16 / 8**0.5
+
+
+@pytest.mark.parametrize("key", ["(a+)+b", ".*.*.*.*.*x", "(.|.)" * 35 + "@", "(a|a)*b"])
+def test_fault_20_a_pattern_with_no_end_of_ways_to_match_is_looked_for_in_bounded_steps(
+    key: str,
+) -> None:
+    config = parse_adapter_config({"peft_type": "LORA", "r": 8, "rank_pattern": {key: 4}})
+    assert config.rank_of("model.layers.1." + 60 * "a") == 8
+
+
+def test_fault_20_patterns_are_looked_for_in_so_many_steps_over_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(named_values, "_MOST_STEPS", 1 << 16)
+    keys = {"(.|.)" * 35 + f"@{number}": 4 for number in range(64)}
+    config = parse_adapter_config({"peft_type": "LORA", "rank_pattern": keys})
+    modules = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(1000)]
+    with pytest.raises(InvalidRequest, match="rank_pattern"):
+        sum(map(config.rank_of, modules))
+
+
+def test_the_first_key_counts_be_it_a_name_or_a_pattern() -> None:
+    def rank(*keys: str) -> int:
+        pattern = {key: 2 + place for place, key in enumerate(keys)}
+        config = parse_adapter_config({"peft_type": "LORA", "r": 64, "rank_pattern": pattern})
+        return config.rank_of("model.layers.1.mlp.up_proj")
+
+    assert rank("up_proj", "mlp.up_proj", ".*up.*") == 2
+    assert rank("down_proj", ".*up.*", "up_proj") == 3
+    assert rank("layers.1.mlp.up_proj", ".*") == 2
+    assert rank("p_proj", "layers.1", "up_pro") == 64
+    assert rank(*(f"layers.{number}.mlp.up_proj" for number in range(9_999))) == 3
 
 
 def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
