@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "quire.sqlite3"
 #: Of this run: all of its processes are forked from the one that imports this.
-FOLDER = Path(tempfile.gettempdir()) / f"quire-tables-{uuid.uuid4().hex}"
+FOLDER = Path(tempfile.gettempdir()) / f"quire-tables-{os.getpid()}"
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 

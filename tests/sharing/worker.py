@@ -11,14 +11,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from tests.sharing.wire import Lines, Message, encode, warning_data
-
-#: That handlers which tests registered for the exit have.
-EXIT_S = 60
 
 
 class Worker:
@@ -82,7 +79,7 @@ def _with_next(ask: Callable[[], list[int]]) -> Iterator[tuple[int, int | None]]
         group = following
 
 
-def work(session: pytest.Session, end: socket.socket, base: Any) -> NoReturn:
+def work(session: pytest.Session, end: socket.socket, base: Any) -> None:
     """What the forked process does; it never returns.
 
     base: the folder that its tests' folders are made in.
@@ -107,19 +104,9 @@ def work(session: pytest.Session, end: socket.socket, base: Any) -> NoReturn:
     except BaseException:
         end.sendall(encode({"broken": traceback.format_exc()}))
     finally:
-        _leave(status)
-
-
-def _leave(status: int) -> NoReturn:
-    """Whatever happens: what the forking process would do next is its own."""
-    try:
-        # A handler that never ends must not keep the run from its end.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(EXIT_S)
-        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:
+        atexit._run_exitfuncs()
         os._exit(status)
 
 
