@@ -6,12 +6,12 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
 # Processes that share the tests out, file by file: twice two cores, for many tests wait for a browser or a process.
-PROCESSES ?= 4
+WORKERS ?= 4
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test pytest test-slow sanitize lint audit format bench clean help
+.PHONY: up install test test-slow sanitize lint audit format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
@@ -27,13 +27,9 @@ up: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-# Beside each other: while tests are collected, and mypy looks around, a core would have nothing to do.
-test: $(VENV)/.installed-test $(VENV)/.installed-clients
+test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 	deploy/system-packages.sh test
-	$(MAKE) --no-print-directory -j 2 lint pytest
-
-pytest: $(VENV)/.installed-test $(VENV)/.installed-clients
-	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest --processes $(PROCESSES) $(TESTS) $(ARGS)
+	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test

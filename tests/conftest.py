@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import redis.utils
 
-from tests.order import pytest_collection_modifyitems  # noqa: F401
+from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
-from tests.sharing.plugin import pytest_addoption, pytest_runtestloop  # noqa: F401
 
 # Products that tests start are compiled once, and not at each start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -14,9 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "quire.sqlite3"
-#: Of this run: all of its processes are forked from the one that imports this.
-FOLDER = Path(tempfile.gettempdir()) / f"quire-tables-{os.getpid()}"
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def with_tables(data_dir: Path) -> Path:
@@ -33,12 +30,15 @@ def with_tables(data_dir: Path) -> Path:
 
 @cache
 def _tables() -> bytes:
-    """Made by whichever process of this run asks first, and kept until the run ends."""
-    FOLDER.mkdir(mode=0o700, exist_ok=True)
-    with (FOLDER / "lock").open("w") as lock:
+    """Made by whichever worker of this run asks first, and kept until that one ends."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    folder = Path(tempfile.gettempdir()) / f"quire-tables-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (FOLDER / NAME).exists():
-            making = FOLDER / "making"
+        if not (folder / NAME).exists():
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            making = folder / "making"
             environment = {
                 key: value for key, value in os.environ.items() if not key.startswith("DATABASE_")
             }
@@ -49,5 +49,5 @@ def _tables() -> bytes:
                 check=True,
                 timeout=300,
             )
-            (making / NAME).rename(FOLDER / NAME)
-        return (FOLDER / NAME).read_bytes()
+            (making / NAME).rename(folder / NAME)
+        return (folder / NAME).read_bytes()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 #: Folders whose files share a browser or a running product, which one worker starts.
 TOGETHER = ("tests/console/browser/", "tests/e2e/")
 #: A file in them that has a product of its own.
 ALONE = ("tests/e2e/test_chaos.py",)
-#: What takes a minute and more; all else follows as it was collected.
+#: What takes a minute and more; all else follows as it was collected. A worker is given two groups
+#: at the start, so something short comes behind the first three.
 FIRST = (
     *("tests/console/browser/", "tests/e2e/", "tests/engine/gguf/test_running.py", "tests/docs/"),
     *(*ALONE, "tests/kernels/triton/"),
@@ -27,6 +31,19 @@ def place_of(path: str) -> int:
     group = group_of(path)
     places = [place for place, name in enumerate(FIRST) if group.startswith(name)]
     return max(places, default=len(FIRST))
+
+
+class Together(LoadFileScheduling):
+    """File by file, but folders that share something whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """In place of `--dist loadfile`."""
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
