@@ -101,8 +101,8 @@ def access_prices() -> QuerySet[Price]:
 def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
     """How budgets stand, of one tenant or of many, read together. May block.
 
-    What Redis doesn't know the ledger tells, for one budget at a time. Their tenants should be
-    selected with them. Raises `ServiceUnavailable` without the database.
+    What Redis doesn't know the ledger tells, for one budget at a time. Raises
+    `ServiceUnavailable` without the database.
     """
     if not budgets:
         return []
@@ -120,11 +120,13 @@ def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list
 def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:
     keys = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
     families = families_of(keys)
+    tenants = Tenant.objects.filter(pk__in={budget.tenant_id for budget in budgets})
+    zones = dict(tenants.values_list("pk", "time_zone"))
     return [
         limit_of(
             budget,
             () if budget.api_key_id is None else families[budget.api_key_id],
-            budget.tenant.time_zone or "UTC",
+            zones.get(budget.tenant_id) or "UTC",
             moment,
         )
         for budget in budgets

@@ -61,7 +61,7 @@ def test_every_icon_that_is_used_is_in_the_sprite() -> None:
     used = set()
     for path in TEMPLATES.rglob("*.html"):
         used |= set(re.findall(r'{% icon "([a-z]+)" %}', path.read_text()))
-        used |= set(re.findall(r"}}#([a-z]+)", path.read_text()))
+        used |= set(re.findall(r'}}#([a-z]+)"', path.read_text()))
     for script in SCRIPTS:
         used |= set(re.findall(r'(?:icon|tool)\(\s*"([a-z]+)"', script.read_text()))
     assert used

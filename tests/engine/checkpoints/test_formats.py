@@ -91,7 +91,7 @@ _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_siz
 _BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 _FLOATS = Rounding("floats")
 _BLOCKS = Rounding(group=64, weights=table_words, compiled=True)
-_BY_TENSOR = Rounding("float8", None, float8_words)
+_BY_TENSOR = Rounding("float8", None, float8_words, compiled=True)
 FORMATS: dict[str, Format] = {
     "gptq-2": _gptq("read", bits=2),
     "gptq-3": _gptq("read", bits=3),
@@ -113,7 +113,8 @@ FORMATS: dict[str, Format] = {
                       _BY_TENSOR),
     "fp8-block": Format(
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
-        writers.fp8("block", "weight_scale_inv"), "kept", Rounding("float8", weights=float8_words),
+        writers.fp8("block", "weight_scale_inv"), "kept",
+        Rounding("float8", weights=float8_words, compiled=True),
     ),
     "fp8-e5m2": Format({"quant_method": "fp8"}, writers.fp8("row", dtype=torch.float8_e5m2),
                        "read", _FLOATS),
