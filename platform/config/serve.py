@@ -61,6 +61,9 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
 
 def listeners(listener: socket.socket) -> list[socket.socket]:
     """So many listening sockets of one queue that a turn of uvloop takes in `ACCEPTS_A_TURN`."""
+    # Python gives a copy its socket's timeout, and all copies are one file, in all processes: a
+    # gateway that begins would make the others wait for ever in `accept`, for what one of them got.
+    listener.setblocking(False)
     return [listener, *(listener.dup() for _ in range(ACCEPTS_A_TURN - 1))]
 
 

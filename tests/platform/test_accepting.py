@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from contextlib import ExitStack
 
@@ -36,3 +37,12 @@ def test_who_connects_behind_many_is_taken_in_within_a_few_turns_of_the_loop() -
             opened.enter_context(socket.create_connection(listener.getsockname()))
         uvloop.run(take(listener, count))
     assert taken_at[-1] - taken_at[0] <= TURNS
+
+
+def test_a_gateway_that_begins_leaves_the_others_sockets_as_they_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as shared, ExitStack() as opened:
+        inherited = [socket.socket(fileno=os.dup(shared.fileno())) for _ in range(2)]
+        for each in inherited:
+            for copy in listeners(each):
+                opened.enter_context(copy)
+            assert not os.get_blocking(shared.fileno())
