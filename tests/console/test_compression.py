@@ -12,8 +12,8 @@ from django.core.asgi import get_asgi_application
 from django.test import Client
 
 from inference.asgi import http_application
-from tenants.models import User
 from tests.console.rows import make_rows
+from tests.console.sessions import session_of
 from tests.inference.asgi_client import AsgiClient, Reply
 
 PACKED = {"accept-encoding": "gzip"}
@@ -27,12 +27,6 @@ def pages(committed: None, live_redis: str) -> AsgiClient:
     return AsgiClient(http_application(get_asgi_application()))
 
 
-def session_of(name: str) -> str:
-    client = Client()
-    client.force_login(User.objects.get(username=name))
-    return f"{django_settings.SESSION_COOKIE_NAME}={client.session.session_key}"
-
-
 def text_of(reply: Reply) -> str:
     packed = reply.headers.get("content-encoding") == "gzip"
     return (gzip.decompress(reply.body) if packed else reply.body).decode()
@@ -41,7 +35,8 @@ def text_of(reply: Reply) -> str:
 @pytest.mark.parametrize("media", ["csv", "json"])
 async def test_a_download_is_its_readers_alone(pages: AsgiClient, media: str) -> None:
     for name, tenant, other in (("ada", "acme", "rival"), ("olga", "rival", "acme")):
-        cookie = {"cookie": await sync_to_async(session_of)(name)}
+        session = await sync_to_async(session_of)(name)
+        cookie = {"cookie": f"{django_settings.SESSION_COOKIE_NAME}={session}"}
         path = f"/console/audit/?format={media}"
         reply = await pages.open("GET", path, headers=PACKED | cookie).reply()
         assert reply.status == 200

@@ -8,11 +8,10 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.asgi import get_asgi_application
-from django.test import Client
 
 from inference.asgi import http_application
-from tenants.models import User
 from tests.console.rows import make_rows
+from tests.console.sessions import session_of
 from tests.inference.asgi_client import AsgiClient
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -24,12 +23,6 @@ def pages(committed: None, live_redis: str) -> AsgiClient:
     """The product's pages, behind what bounds them."""
     make_rows()
     return AsgiClient(http_application(get_asgi_application()))
-
-
-def session_of(name: str) -> str:
-    client = Client()
-    client.force_login(User.objects.get(username=name))
-    return client.cookies[django_settings.SESSION_COOKIE_NAME].value
 
 
 @pytest.mark.parametrize("announced", [{"content-length": str(8 << 20)}, {}])
