@@ -26,8 +26,11 @@ def _done(task: asyncio.Task[Any]) -> None:
 
 
 async def drain(timeout_s: float) -> None:
-    """Wait for this loop's background work, for at most so long."""
+    """Wait for this loop's background work and what that spawns, for at most so long in all."""
     loop = asyncio.get_running_loop()
-    mine = [task for task in _running if task.get_loop() is loop]
-    if mine:
-        await asyncio.wait(mine, timeout=timeout_s)
+    ends_at = loop.time() + timeout_s
+    while mine := [task for task in _running if task.get_loop() is loop]:
+        left = ends_at - loop.time()
+        if left <= 0:
+            return
+        await asyncio.wait(mine, timeout=left)
