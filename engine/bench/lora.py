@@ -6,19 +6,23 @@ evenly or by Zipf's law, with room for `--resident` of them on the device. Adapt
 written to a folder that goes afterwards; what loading them takes counts.
 
 A case runs between two batches with adapters turned off, and is compared with these: so a machine
-that grows busier counts for both. The median over the turns is told, and of "off" between two of
-its own how much is noise.
+that grows busier counts for both. Each engine has a process of its own, for the second engine of a
+process is slower than the first. The median over the turns is told; "off" is a third engine, again
+with adapters turned off, and tells how much is noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
@@ -108,47 +112,82 @@ class Case:
         return cls(own, (cpu, clock))
 
 
+def _serve(asked: Connection, model: str, options: Mapping[str, object]) -> None:
+    """Run the batches that are asked for, each with an answer of its speed, until there's None."""
+    llm = LLM(model, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
+    while (batch := asked.recv()) is not None:
+        asked.send(tokens_per_second(llm, *batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine in a process of its own."""
+
+    _asked: Connection
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, model: Path, **options: object) -> Iterator[Self]:
+        """One with these options of `LLM`, until the context ends."""
+        processes = multiprocessing.get_context("spawn")
+        mine, its = processes.Pipe()
+        process = processes.Process(target=_serve, args=(its, str(model), options), daemon=True)
+        process.start()
+        its.close()
+        try:
+            yield cls(mine)
+            mine.send(None)
+        finally:
+            mine.close()
+            process.join()
+
+    def speed(
+        self, requests: Sequence[LoRARequest | None], num_tokens: int, seed: int
+    ) -> tuple[float, float]:
+        """As `tokens_per_second`. Raises: `EOFError` when the process has failed."""
+        self._asked.send((requests, num_tokens, seed))
+        answer: tuple[float, float] = self._asked.recv()
+        return answer
+
+
 def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[Case]]:
     """What comes of each turn, by case."""
-
-    def llm(**options: object) -> LLM:
-        return LLM(
-            str(model),
-            max_num_seqs=args.batch,
-            skip_tokenizer_init=True,
-            enable_prefix_caching=False,
-            **options,
-        )
-
-    off, on = llm(enable_lora=False), llm(max_loras=args.resident)
     wide = [write_adapter(folder / "wide", model, 16, 0)]
     narrow = [
         write_adapter(folder / str(i), model, 8, 1 + i)
         for i in range(max(args.adapters, default=0))
     ]
-    cases: dict[str, tuple[LLM, Sequence[LoRARequest], str]] = {
-        "off": (off, [], ""),
-        "on_unused": (on, [], ""),
-        "one_rank_16": (on, wide, "uniform"),
-    }
-    for law in ("uniform", "zipf"):
-        for count in args.adapters:
-            cases[f"{count}_rank_8_{law}"] = on, narrow[:count], law
-    found: dict[str, list[Case]] = {name: [] for name in cases}
-    for turn in range(args.turns + 1):
+    with (
+        Engine.started(model, max_num_seqs=args.batch, enable_lora=False) as off,
+        Engine.started(model, max_num_seqs=args.batch, enable_lora=False) as off_again,
+        Engine.started(model, max_num_seqs=args.batch, max_loras=args.resident) as on,
+    ):
+        cases: dict[str, tuple[Engine, Sequence[LoRARequest], str]] = {
+            "off": (off_again, [], ""),
+            "on_unused": (on, [], ""),
+            "one_rank_16": (on, wide, "uniform"),
+        }
+        for law in ("uniform", "zipf"):
+            for count in args.adapters:
+                cases[f"{count}_rank_8_{law}"] = on, narrow[:count], law
+        found: dict[str, list[Case]] = {name: [] for name in cases}
+        for turn in range(args.turns + 1):
 
-        def speed(
-            engine: LLM, adapters: Sequence[LoRARequest] = (), law: str = "", turn: int = turn
-        ) -> tuple[float, float]:
-            requests = chosen(adapters, args.requests, law, turn)
-            return tokens_per_second(engine, requests, args.tokens, turn)
+            def speed(
+                engine: Engine,
+                adapters: Sequence[LoRARequest] = (),
+                law: str = "",
+                turn: int = turn,
+            ) -> tuple[float, float]:
+                requests = chosen(adapters, args.requests, law, turn)
+                return engine.speed(requests, args.tokens, turn)
 
-        before = speed(off)
-        for name, case in cases.items():
-            own, after = speed(*case), speed(off)
-            if turn:  # the first is to warm up
-                found[name].append(Case.between(before, own, after))
-            before = after
+            before = speed(off)
+            for name, case in cases.items():
+                own, after = speed(*case), speed(off)
+                if turn:  # the first is to warm up
+                    found[name].append(Case.between(before, own, after))
+                before = after
     return found
 
 
