@@ -5,15 +5,16 @@ What runs where a set has nothing faster, and what the faster ones are compared 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.activations import ACTIVATIONS, GatedKernels, gated_activation
-from kernels.layers import ExpertLayers, LinearLayer, MixtureOfExperts
-from kernels.lora import ExpertUse, LoraUse
+from kernels.layers import ExpertLayers, MixtureOfExperts
+from kernels.lora import ExpertUse
+from kernels.lora_experts import AdaptedLinears, ExpertLinears, LoraKernels, SlottedLinears
 from kernels.lora_slots import MixtureRows
 
 #: What a sum of weights is at least; a softmax's is far above.
@@ -59,11 +60,8 @@ def bytes_read(experts: ExpertLayers) -> int:
     )
 
 
-class ExpertKernels(GatedKernels, Protocol):
+class ExpertKernels(GatedKernels, LoraKernels, Protocol):
     """What the mixture asks of a set of kernels."""
-
-    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
-        """See `KernelSet.add_lora`."""
 
 
 class ExpertsOneByOne(MixtureOfExperts):
@@ -84,13 +82,13 @@ class ExpertsOneByOne(MixtureOfExperts):
 
     def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
         """See `MixtureOfExperts.adapted`."""
-        return self._run(x, _Adapted(self._ops, self._linears, uses))
+        return self._run(x, AdaptedLinears(self._ops, self._linears, uses))
 
     def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
         """See `MixtureOfExperts.slotted`."""
-        return self._run(x, _Slotted(self._linears, rows, rows.owners(len(x))))
+        return self._run(x, SlottedLinears(self._linears, rows, rows.owners(len(x))))
 
-    def _run(self, x: Tensor, layers: _Adapted | _Slotted) -> Tensor:
+    def _run(self, x: Tensor, layers: ExpertLinears) -> Tensor:
         experts, every = self._experts, torch.arange(len(x), device=x.device)
         weights, chosen = route(experts, layers("router", x, every))
         flat = chosen.flatten()
@@ -127,7 +125,7 @@ class ExpertsOneByOne(MixtureOfExperts):
         bias = experts.choice_bias
         return found if bias is None else {**found, "choice_bias": bias}
 
-    def _shared(self, x: Tensor, every: Tensor, layers: _Adapted | _Slotted) -> Tensor:
+    def _shared(self, x: Tensor, every: Tensor, layers: ExpertLinears) -> Tensor:
         """What the expert of all tokens says, or zeros."""
         experts = self._experts
         if experts.shared_gate_up is None or experts.shared_down is None:
@@ -136,47 +134,6 @@ class ExpertsOneByOne(MixtureOfExperts):
         if experts.shared_gate is None:
             return out
         return torch.sigmoid(layers("shared_gate", x, every)) * out
-
-
-class _Adapted:
-    """The linear layers of a mixture, whose rows get what their adapters add."""
-
-    def __init__(
-        self, ops: ExpertKernels, layers: Mapping[str, LinearLayer], uses: Sequence[ExpertUse]
-    ) -> None:
-        self._ops, self._layers, self._uses = ops, layers, uses
-
-    def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
-        """What the layer makes of x, rows of the mixture's own at `tokens`, ascending."""
-        y = self._layers[slot](x)
-        own = [
-            (loras[slot], torch.isin(tokens, rows).nonzero().flatten())
-            for loras, rows in self._uses
-            if slot in loras
-        ]
-        if found := [use for use in own if len(use[1])]:
-            self._ops.add_lora(y, x, found)
-        return y
-
-
-class _Slotted:
-    """The same for adapters that have slots."""
-
-    def __init__(
-        self, layers: Mapping[str, LinearLayer], rows: MixtureRows, owners: Tensor
-    ) -> None:
-        self._layers, self._rows, self._owners = layers, rows, owners
-
-    def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
-        """See `_Adapted`."""
-        y = self._layers[slot](x)
-        kind, _, expert = slot.partition(".")
-        if expert:
-            place, owners = self._rows.place(kind), self._owners[tokens]
-            self._rows.slots.add_expert(place, int(expert), y, x, owners)
-        else:
-            self._rows.add(slot, y, x)
-        return y
 
 
 def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:

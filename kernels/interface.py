@@ -40,6 +40,7 @@ from kernels.lora import (
     PackedLora,
     PlannedLora,
     TorchLora,
+    add_each,
 )
 from kernels.lora_slots import LoraSlots, MixtureRows, Place
 from kernels.packing import LinearMaker
@@ -158,10 +159,7 @@ class KernelSet(LinearMaker):
         this set. Rows that none names stay as they are, and a row's result doesn't depend on the
         others.
         """
-        for lora, rows in uses:
-            if not isinstance(lora, TorchLora):
-                raise ValueError("an adapter must be packed by these kernels")
-            lora.add(y, x, rows)
+        add_each(y, x, uses)
 
     def lora_slots(
         self,

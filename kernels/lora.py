@@ -177,3 +177,11 @@ class TorchLora(PackedLora):
             if self.shift is not None:
                 sums += self.shift[at].to(y.device)
             y[rows, at] = sums.to(y.dtype)
+
+
+def add_each(y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+    """`KernelSet.add_lora` by torch. Raises ValueError for what other kernels have packed."""
+    for lora, rows in uses:
+        if not isinstance(lora, TorchLora):
+            raise ValueError("an adapter must be packed by these kernels")
+        lora.add(y, x, rows)

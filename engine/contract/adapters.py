@@ -88,6 +88,11 @@ def digest_of(adapter: AdapterRef | None) -> str:
     return adapter.digest if adapter else ""
 
 
+def name_of(adapter: AdapterRef | None) -> str:
+    """What a client called its request's adapter, "" without one."""
+    return adapter.name if adapter else ""
+
+
 def adapter_files(path: Path) -> list[Path]:
     """What makes an adapter up: PEFT's two files, there or not, vLLM's one of new tokens if it is
     there, and what it brings of a tokenizer; or one GGUF file.

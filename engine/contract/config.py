@@ -20,7 +20,7 @@ from engine.contract.load_formats import LOAD_FORMATS, OTHER_FORMATS, SAME_FORMA
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
 from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative import check_speculative
 from engine.contract.tracing import VARIABLE, check_endpoint
 from engine.contract.vllm_settings import FOREIGN, translated
 
@@ -181,6 +181,7 @@ class EngineConfig(Settings):
         'JSON: guess the next tokens and check several in one step, for example {"method": '
         '"ngram"}; see docs/speculation.md',
         json=True,
+        check=check_speculative,
     )
     max_waiting: int = option(
         16384, "most requests that may wait; more are refused with HTTP 429", low=1
@@ -313,8 +314,6 @@ class EngineConfig(Settings):
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
         check_overrides(self.override_generation_config or {})
-        if self.speculative_config:
-            SpeculativeConfig.from_mapping(self.speculative_config)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
             if limit is not None and self.max_num_batched_tokens < limit:

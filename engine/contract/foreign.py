@@ -84,17 +84,6 @@ def only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any) 
     return Foreign(name, kind, note, takes=takes, **more)
 
 
-def drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> Foreign:
-    """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
-    which asks for no drafts.
-    """
-
-    def becomes(value: Any) -> dict[str, Any]:
-        return {"speculative_config": {key: value}} if value and value != usual else {}
-
-    return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes, **more)
-
-
 def several(make: Callable[[str], Foreign], names: str) -> tuple[Foreign, ...]:
     """Those with one meaning, by their names."""
     return tuple(make(name) for name in names.split())

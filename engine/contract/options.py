@@ -15,7 +15,9 @@ from engine.contract.foreign import Foreign
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
+    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked, and
+    `check`, a function of the value, raises `ConfigError`.
+    """
     return field(default=default, metadata={"help": help, **extra})
 
 
@@ -73,6 +75,8 @@ def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+    if "check" in meta:
+        meta["check"](value)
     return value
 
 

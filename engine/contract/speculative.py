@@ -160,3 +160,9 @@ class SpeculativeConfig:
 
 def _refused(message: str) -> ConfigError:
     return ConfigError(f"{_PARAM}: {message}", param=_PARAM)
+
+
+def check_speculative(given: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a `speculative_config` that can't be used; {}: there is none."""
+    if given:
+        SpeculativeConfig.from_mapping(given)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.contract.foreign import Foreign, Kind, drafts, nothing, only, several
+from engine.contract.foreign import Foreign, Kind, nothing, only, several
+from engine.contract.vllm_speculative_settings import OF_LATER_RELEASES
 
 _NO_MEDIA = "models are served for text alone."
 _ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
@@ -36,9 +37,7 @@ NEWER: tuple[Foreign, ...] = (
     _as("device_memory_utilization", float, "gpu_memory_utilization"),
     _as("max_num_queued_reqs", int, "max_waiting"),
     _as("max_num_scheduled_tokens", int, "max_num_batched_tokens"),
-    drafts("spec_method", str, "method"),
-    drafts("spec_model", str, "model"),
-    drafts("spec_tokens", int, "num_speculative_tokens"),
+    *OF_LATER_RELEASES,
     # Images, audio, video.
     *_of(
         str,

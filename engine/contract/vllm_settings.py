@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.contract.errors import ConfigError
-from engine.contract.foreign import Foreign, drafts, nothing, only
+from engine.contract.foreign import Foreign, nothing, only
 from engine.contract.vllm_newer_settings import NEWER
+from engine.contract.vllm_speculative_settings import OF_THE_MANUAL, check_source
 
 
 def _attention_config(value: Any) -> dict[str, Any]:
@@ -175,25 +176,7 @@ _OF_THE_MANUAL: tuple[Foreign, ...] = (
         (0,),
         "prompts start as soon as there is room. Leave it out.",
     ),
-    drafts("speculative_model", str, "model"),
-    drafts("num_speculative_tokens", int, "num_speculative_tokens"),
-    drafts("speculative_model_quantization", str, "quantization"),
-    drafts(
-        "speculative_draft_tensor_parallel_size",
-        int,
-        "draft_tensor_parallel_size",
-        usual=1,
-        short=("-spec-draft-tp",),
-    ),
-    drafts("speculative_max_model_len", int, "max_model_len"),
-    drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
-    drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
-    drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
-    drafts("spec_decoding_acceptance_method", str, "acceptance_method", usual="rejection_sampler"),
-    drafts(
-        "typical_acceptance_sampler_posterior_threshold", float, "posterior_threshold", usual=0.09
-    ),
-    drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
+    *OF_THE_MANUAL,
     only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
     nothing("use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."),
     only("collect_detailed_traces", str, (), _NO_TRACES),
@@ -270,23 +253,20 @@ def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
     """
     ours: dict[str, Any] = {}
     derived: dict[str, Any] = {}
-    drafting = ""
+    #: By setting of ours, the first of vLLM's that became it.
+    first_given: dict[str, str] = {}
     for given, value in values.items():
         name = str(given).replace("-", "_")
         if name in known:
             ours[name] = _first(value) if name == "served_model_name" else value
         elif name in BY_NAME:
             for key, each in BY_NAME[name].resolve(value).items():
-                drafting = drafting or (name if key == "speculative_config" else "")
+                first_given.setdefault(key, name)
                 several = isinstance(each, dict) and isinstance(derived.get(key), dict)
                 derived[key] = {**derived[key], **each} if several else each
         else:
             raise ConfigError(f"{given} is no engine setting.", param=str(given))
-    if drafting and not {"model", "method"} & derived["speculative_config"].keys():
-        raise ConfigError(
-            f"{drafting} needs speculative_model, which says where drafts come from.",
-            param=drafting,
-        )
+    check_source(derived, first_given)
     for name, value in derived.items():
         if ours.get(name) is not None and ours[name] != value:
             raise ConfigError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from engine.contract.histograms import Histograms
-from engine.contract.protocol import EngineStats, TokenDelta
-from engine.scheduler import Scheduler, Sequence, StepPlan, StepResult
+from engine.contract.protocol import EngineStats, FlightRecord, TokenDelta
+from engine.scheduler import Scheduler, Sequence, StepPlan
 from engine.scheduler.plan import decodes
 
 _OF_REQUESTS_AND_STEPS = (
@@ -26,12 +27,14 @@ class EngineCounters:
 
     Attributes:
         stats: the totals; load figures in it are as of the last `snapshot`.
+        of_flights: told of each output that began and has ended, and of what histograms observe by.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
+        self.of_flights: list[Callable[[FlightRecord, Callable[[str, float], None]], None]] = []
 
     def note_end(self, sequence: Sequence, reason: str) -> None:
         """Close the flight record of a sequence that ends, and count it."""
@@ -62,8 +65,8 @@ class EngineCounters:
         observe("request_num_preemptions", flight.num_preemptions)
         computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
         observe("request_prefill_kv_computed_tokens", max(0, computed))
-        if flight.num_drafts:
-            observe("request_spec_decode_accepted_length", flight.mean_accepted_length)
+        for more in self.of_flights:
+            more(flight, observe)
 
     def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.
@@ -82,22 +85,6 @@ class EngineCounters:
         sequence.num_prompt_counted += new
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
-
-    def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
-        """Count a step's drafts, and those that held by their place."""
-        stats = self.stats
-        for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
-            drafts = plan.drafts.get(seq_id)
-            if drafts is None:
-                continue
-            accepted = max(0, len(token_ids) - 1)
-            stats.spec_decode_num_drafts_total += 1
-            stats.spec_decode_num_draft_tokens_total += len(drafts)
-            stats.spec_decode_num_accepted_tokens_total += accepted
-            held = stats.spec_decode_num_accepted_tokens_per_pos_total
-            held += [0] * (len(drafts) - len(held))
-            for place in range(accepted):
-                held[place] += 1
 
     def note_output(self, deltas: list[TokenDelta]) -> None:
         """Count the output tokens of a step's deltas."""

@@ -22,8 +22,11 @@ from engine.contract.protocol import (
     EngineStats,
     TokenDelta,
 )
+from engine.core.adapter_admission import AdapterAdmission
 from engine.core.adapter_pool import AdapterPool
 from engine.core.counters import EngineCounters
+from engine.core.drafts import CoreDrafts
+from engine.core.entrance import Entrance
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
 from engine.core.input_processor import InputProcessor
@@ -43,14 +46,10 @@ from engine.scheduler import (
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
-from engine.scheduler.sequence import Status
 from engine.speculative.make import make_drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 
 log = logging.getLogger(__name__)
-
-#: How long a step waits for an adapter or a grammar when there is nothing else to do.
-_OUTSIDE_WAIT_S = 0.01
 
 
 @dataclass(slots=True)
@@ -108,6 +107,8 @@ class EngineCore:
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
         )
+        self._admission = AdapterAdmission(self.adapters, self._input_processor, facts.vocab_size)
+        self._entrance = Entrance(self._admission, self.structured)
         self._counters = EngineCounters(self.scheduler)
         self._exits = Exits(
             self.scheduler,
@@ -127,7 +128,7 @@ class EngineCore:
             possible=self.structured.possible,
             host=executor.drafts,
         )
-        self.scheduler.drafts.source = self.drafter
+        self._drafts = CoreDrafts(self.drafter, self.scheduler, self._counters)
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
         #: Hears before each step which sequences those under way hold then.
@@ -162,23 +163,17 @@ class EngineCore:
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
         message = without_kv_quota(message, self.facts)
-        self._input_processor.check(message)
+        self._input_processor.check(message, self._admission.vocab_size(message))
         if message.prompt_embeds is not None:
             prompt_embeds = tensor_of(message.prompt_embeds)
             message = msgspec.structs.replace(message, prompt_embeds=None)
-        own = None
-        if message.adapter is not None:
-            self.adapters.check(message.adapter)
-            own = self.adapters.vocab_size(message.adapter.digest)
-            if own is not None:  # else once it's there
-                self._input_processor.check_vocabulary(message, own)
+        self._admission.check(message)
         if prompt_embeds is not None:
             self._input_processor.check_embeds(message, prompt_embeds)
-        waiting = len(self.scheduler.waiting) + self._num_outside
+        waiting = len(self.scheduler.waiting) + self._entrance.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.request(message, on_done, prompt_embeds)
-        request.vocab_size = own or 0
         ready = self._admit(request)
         self._attach(request, prompt_embeds)
         if ready:
@@ -192,17 +187,10 @@ class EngineCore:
         if self._spans is not None:
             self._spans.ended(request)
 
-    @property
-    def _num_outside(self) -> int:
-        """Requests that wait for an adapter or a grammar."""
-        return self.adapters.num_waiting + self.structured.num_waiting
-
     def _admit(self, request: Request) -> bool:
-        """Whether nothing has to come first: an adapter, then a grammar."""
-        if not self.adapters.admit(request):
-            return False
+        """Whether nothing has to come first."""
         try:
-            return self.structured.admit(request)
+            return self._entrance.admit(request)
         except QuireError:
             self.adapters.leave(request)
             raise
@@ -248,8 +236,7 @@ class EngineCore:
         """Whether `step` would do anything. Requests of a model that sleeps wait."""
         if self.executor.asleep:
             return False
-        outside = self.structured.num_waiting or self.adapters.busy
-        return bool(self.scheduler.has_work or outside or self._steps_in_flight)
+        return bool(self.scheduler.has_work or self._entrance.busy or self._steps_in_flight)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -260,8 +247,7 @@ class EngineCore:
         come one call later.
         """
         started = time.perf_counter()
-        deltas = self._take_loaded() if self.adapters.busy else []
-        deltas += self._take_compiled() if self.structured.num_waiting else []
+        deltas = self._let_in() if self._entrance.busy else []
         deltas += self._complete_down_to(self._most_beside)  # an interrupt may leave one more
         begun = self._begin()
         for ended in self.scheduler.take_refused():
@@ -275,8 +261,7 @@ class EngineCore:
             if self.pace is not None:
                 load = self.scheduler.prompt_load
                 self.pace.note(load, begun.plan.num_decodes, seconds)
-            if self.drafter is not None:
-                self.drafter.note_step(begun.plan, seconds)
+            self._drafts.note_step(begun.plan, seconds)
         return deltas
 
     @property
@@ -345,9 +330,7 @@ class EngineCore:
         # Not before: an interrupt while it waits must leave the step for the next call.
         self._steps_in_flight.popleft()
         masks = None if step.masks is None else step.masks.result()
-        if step.plan.drafts:
-            self.scheduler.drafts.settle(step.plan, step.scheduled, result.token_ids)
-            self._counters.note_drafts(step.plan, result)
+        self._drafts.settle(step.plan, step.scheduled, result)
         deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
         for later in self._steps_in_flight:
             if later.plan.awaits_masks:
@@ -356,42 +339,21 @@ class EngineCore:
                     self.executor.give_masks(GrammarOutput(later.plan.step))
         return deltas
 
-    def _take_loaded(self) -> list[TokenDelta]:
-        """Go on with the requests whose adapter is there now; answer those whose adapter is bad."""
+    def _let_in(self) -> list[TokenDelta]:
+        """Queue the requests that wait for nothing any more; answer those that can't be served."""
         deltas: list[TokenDelta] = []
-        idle = not (self.scheduler.has_work or self._steps_in_flight)
-        for request, error in self.adapters.take_ready(_OUTSIDE_WAIT_S if idle else 0.0):
-            alive = [sequence for sequence in request.sequences if not sequence.finished]
-            try:
-                if error is not None:
-                    raise error
-                if (adapter := request.message.adapter) is not None:
-                    own = self.adapters.vocab_size(adapter.digest) or 0
-                    self._input_processor.check_vocabulary(request.message, own)
-                    request.vocab_size = own
-                for sequence in alive:
-                    sequence.status = Status.WAITING
-                if self.structured.admit(request):
-                    self._queue(request)
-            except QuireError as refusal:
-                for sequence in alive:
-                    if not sequence.finished:  # a search's beams end together
-                        sequence.status = Status.WAITING_OUTSIDE
-                        deltas += self._exits.refuse(sequence, refusal)
-        return deltas
-
-    def _take_compiled(self) -> list[TokenDelta]:
-        """Queue the requests whose grammar is there now; answer those whose grammar is bad."""
-        deltas: list[TokenDelta] = []
-        wait = 0.0 if self.scheduler.has_work else _OUTSIDE_WAIT_S
-        for request, error in self.structured.take_ready(wait):
+        for request, error in self._entrance.take_ready(self._idles):
             if error is None:
                 self._queue(request)
-            else:
-                for sequence in request.sequences:
-                    if not sequence.finished:
-                        deltas += self._exits.refuse(sequence, error)
+                continue
+            for sequence in request.sequences:
+                if not sequence.finished:  # a search's beams end together
+                    deltas += self._exits.refuse(sequence, error)
         return deltas
+
+    def _idles(self) -> bool:
+        """Whether there is nothing to run."""
+        return not (self.scheduler.has_work or self._steps_in_flight)
 
     def _recover(self, step: StepInFlight, error: Exception) -> list[TokenDelta]:
         """A step failed: blame its only sequence, or let each of them run alone from here on."""
@@ -435,8 +397,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
-        if self.drafter is not None:
-            self.drafter.reset()
+        self._drafts.reset()
         return self.scheduler.kv.pool.reset_cache()
 
     @property
@@ -466,8 +427,7 @@ class EngineCore:
         if level == 2:
             self.adapters.drop_idle()
         self.executor.sleep(level)
-        if self.drafter is not None:
-            self.drafter.reset(worker_too=True)
+        self._drafts.reset(worker_too=True)
         return deltas
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -488,8 +448,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
         self.scheduler.check_integrity()
-        if self.drafter is not None:
-            self.drafter.check_integrity()
+        self._drafts.check_integrity()
 
     def reset_stats(self) -> None:
         """Start the totals anew."""
@@ -502,7 +461,7 @@ class EngineCore:
 
     def snapshot(self) -> EngineStats:
         """Load and totals as of now."""
-        stats = self._counters.snapshot(self._num_outside)
+        stats = self._counters.snapshot(self._entrance.num_waiting)
         self.adapters.fill(stats)
         return stats
 

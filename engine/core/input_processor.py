@@ -49,8 +49,11 @@ class InputProcessor:
 
     # -- checks -------------------------------------------------------------------------------
 
-    def check(self, message: EngineRequest) -> None:
+    def check(self, message: EngineRequest, vocab_size: int | None) -> None:
         """Refuse what can't run, before anything is allocated.
+
+        `vocab_size`: tokens that the request may hold; None: that isn't known yet, and
+        `check_vocabulary` follows.
 
         Raises:
             InvalidRequest: a field is out of range for this model.
@@ -60,13 +63,12 @@ class InputProcessor:
         prompt, params = message.prompt_token_ids, message.sampling
         if not prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-        vocab = self._facts.vocab_size if message.adapter is None else None
-        _check_prompt(prompt, vocab)
+        _check_prompt(prompt, vocab_size)
         if message.pooling is not None or self._facts.pooling is not None:
             check_pooling(message, self._config.name, self._facts)
         else:
             params.check_against_model(
-                vocab_size=vocab,
+                vocab_size=vocab_size,
                 num_prompt_tokens=len(prompt),
                 max_model_len=self._facts.max_model_len,
                 max_logprobs=self._config.max_logprobs,
@@ -77,15 +79,14 @@ class InputProcessor:
         _check_tenant(message)
         self._check_pool(message, len(prompt))
 
-    def check_vocabulary(self, message: EngineRequest, own: int) -> None:
-        """Refuse what can't run through the request's adapter, once that is there.
+    def check_vocabulary(self, message: EngineRequest, vocab_size: int) -> None:
+        """Refuse what can't run with so many tokens, once their number is known.
 
-        `own`: the adapter's vocabulary where it brings tokens; 0: the model's. Raises as `check`.
+        Raises as `check`.
         """
-        vocab = own or self._facts.vocab_size
-        _check_prompt(message.prompt_token_ids, vocab)
+        _check_prompt(message.prompt_token_ids, vocab_size)
         if message.pooling is None:
-            message.sampling.check_tokens(vocab)
+            message.sampling.check_tokens(vocab_size)
 
     def _ask_processors(self, params: SamplingParams) -> None:
         """What the engine's logits processors say of a request."""

@@ -10,14 +10,14 @@ import torch
 import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import HEADS, TYPICAL, SpeculativeConfig
+from engine.contract.speculative import HEADS
 from engine.devices.device import CacheNeed, Device, RunnerParts
 from engine.devices.host_memory import most_states, num_cpu_blocks
 from engine.devices.pages_ahead import PagesAhead
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
 from engine.pooling.runner import PoolingRunner
-from engine.sampling.acceptance import TypicalAcceptance
+from engine.sampling.acceptance import acceptance_of
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
 from engine.worker.decode import DecodeSteps, tables_of
@@ -100,7 +100,7 @@ class CpuDevice(Device):
             return PoolingRunner(loaded.model, batch, loaded.pooler)
         compiled = is_on("sampling") and self.kernels.name != "reference"
         ops = self.kernels if compiled else None
-        sampler = Sampler(loaded.eos_token_ids, ops, _acceptance(self.config), parts.custom)
+        sampler = Sampler(loaded.eos_token_ids, ops, acceptance_of(self.config), parts.custom)
         decodes = self._decodes(parts, sampler)
         return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 
@@ -120,16 +120,6 @@ class CpuDevice(Device):
     def close(self) -> None:
         """See `Device`."""
         self.cache_released()
-
-
-def _acceptance(config: EngineConfig) -> TypicalAcceptance | None:
-    """Which drafts hold beside those that the model draws itself."""
-    if not config.speculative_config:
-        return None
-    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-    if wanted.acceptance_method != TYPICAL:
-        return None
-    return TypicalAcceptance(wanted.posterior_threshold, wanted.posterior_alpha)
 
 
 def kernels_on(device: str, config: EngineConfig) -> KernelSet:

@@ -18,33 +18,23 @@ from engine.contract.speculative import HEADS
 from engine.devices.cpu import kernels_on
 from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
-from engine.devices.host_memory import GIB, num_cpu_blocks
+from engine.devices.host_memory import num_cpu_blocks
+from engine.devices.slotted_adapters import SlottedAdapters
 from engine.model_loader.loader import LoadedModel
-from engine.models.adaptable import Adaptable
 from engine.models.context import AttentionContext
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
+from engine.worker.cuda.drafted import draft_settings
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import Staged, stage_all
 from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import (
-    DeviceModel,
-    capture,
-    device_forward,
-    draft_settings,
-)
+from engine.worker.cuda.setup import DeviceModel, capture, device_forward
 from engine.worker.cuda.warm import warm_up_heads, warm_up_kernels
 from engine.worker.interface import Runner
 from kernels import KernelSet
 from kernels.ablations import is_on
-from kernels.lora_slots import LoraSlots
-
-_MOST_ADAPTERS, _MOST_RANK = 256, 256
-"""By default: adapters at once, and their ranks."""
-_ADAPTERS_PART, _MOST_FOR_ADAPTERS = 32, 4 * GIB
-"""A GPU's memory for adapters: one part of so many, at most so many bytes."""
 
 
 class CudaDevice(Device):
@@ -66,8 +56,7 @@ class CudaDevice(Device):
         super().__init__(config)
         #: Bytes, by whether they are of the draft model.
         self._kept_for_graphs: dict[bool, int] = {}
-        self._kept_for_adapters = 0
-        self._slots: LoraSlots | None = None
+        self._adapters = SlottedAdapters(config)
 
     @classmethod
     def obstacle(cls) -> str:
@@ -94,34 +83,24 @@ class CudaDevice(Device):
     # -- adapters -----------------------------------------------------------------------------
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
-        """See `Device`: graphs are recorded with the adapters' table, so it is made before."""
-        model = loaded.model
-        if not self.config.enable_lora or not isinstance(model, Adaptable):
-            return ""
-        if self._slots is None:
-            # One that was driven out has its slot until the steps that it was in are over.
-            most = self.most_adapters + self.config.max_num_seqs
-            self._slots = model.make_lora_slots(most, self.most_adapter_rank)
-        if self._slots is None:
-            return f"Adapters aren't supported by the kernels {self.kernels.name} on a GPU."
-        model.use_lora_slots(self._slots)
-        total = CudaMeter(self.torch_device).device()[1]
-        self._kept_for_adapters = min(total // _ADAPTERS_PART, _MOST_FOR_ADAPTERS)
-        return ""
+        """See `Device`."""
+        return self._adapters.prepare(
+            loaded.model, self.kernels.name, lambda: CudaMeter(self.torch_device).device()[1]
+        )
 
     def adapter_bytes(self) -> int:
         """See `Device`: the KV cache leaves so much."""
-        return self._kept_for_adapters
+        return self._adapters.num_bytes
 
     @property
     def most_adapters(self) -> int:
         """See `Device`."""
-        return self.config.max_loras or _MOST_ADAPTERS
+        return self._adapters.most
 
     @property
     def most_adapter_rank(self) -> int:
         """See `Device`: recorded steps have room for what the highest rank needs."""
-        return self.config.max_lora_rank or _MOST_RANK
+        return self._adapters.most_rank
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -131,7 +110,7 @@ class CudaDevice(Device):
         if config.num_gpu_blocks_override is not None:
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
         memory, size = self._profile(need), config.block_size
-        block, kept = need.bytes_per_token * size, self._kept_for_adapters
+        block, kept = need.bytes_per_token * size, self._adapters.num_bytes
         self._kept_for_graphs = {False: memory.graphs}
         if (draft := need.draft) is not None:
             beside = self._profile(draft, is_draft=True)
@@ -194,7 +173,7 @@ class CudaDevice(Device):
         """See `Device`."""
         loaded, batch, device = parts.loaded, parts.batch, self.torch_device
         if loaded.pooler is not None:
-            slots = self._slots
+            slots = self._adapters.slots
 
             def staged(ids: Tensor, context: AttentionContext) -> Staged:
                 return stage_all(ids, context, device, slots)

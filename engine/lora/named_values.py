@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from engine.contract.checks import shown
-from engine.quantization.checkpoint.name_pattern import NamePattern
+from engine.name_patterns import NamePattern
 
 #: A key without anything that a pattern is made of but dots, which stand for themselves.
 _NAME = re.compile(r"[\w.-]+")

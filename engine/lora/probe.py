@@ -121,13 +121,13 @@ def prompts(vocab: int) -> list[Tensor]:
 def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
     context = step_of(len(prompt), adapter)
     hidden, adapters = model.forward(prompt, context), context.adapters
-    return model.logits(hidden, None if adapters is None else adapters.heads(None))
+    return model.logits(hidden, adapters.heads(None))
 
 
 def step_of(count: int, adapter: AdapterWeights | None) -> AttentionContext:
     """A step of one prompt, all of whose tokens go through the adapter."""
     every = torch.arange(count)
-    adapters = None if adapter is None else StepAdapters([(adapter, every)])
+    adapters = StepAdapters([] if adapter is None else [(adapter, every)])
     return AttentionContext(
         positions=every,
         slot_mapping=every,

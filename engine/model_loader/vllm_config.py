@@ -10,6 +10,7 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.model_loader.loader import LoadedModel
+from engine.model_loader.vllm_lora_config import LoRAConfig
 from engine.models.architectures import read_config
 from engine.models.overrides import with_overrides
 
@@ -103,15 +104,6 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True)
-class LoRAConfig:
-    """Of adapters; None where the settings set no bound."""
-
-    max_loras: int | None
-    max_lora_rank: int | None
-    max_cpu_loras: int | None
-
-
-@dataclass(frozen=True)
 class VllmConfig:
     """To be read, not written: an engine has its settings for life."""
 
@@ -153,8 +145,6 @@ class VllmConfig:
                 plans_ahead,
             ),
             device_config=DeviceConfig(device),
-            lora_config=LoRAConfig(config.max_loras, config.max_lora_rank, config.max_cpu_loras)
-            if config.enable_lora
-            else None,
+            lora_config=LoRAConfig.of(config),
             speculative_config=config.speculative_config or None,
         )

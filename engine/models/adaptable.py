@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from engine.models.adapted_linears import AdaptableLinear, make_slots
-from engine.models.adapters import CurrentStep, DeviceHeads, StepAdapters
+from engine.models.adapters import NO_ADAPTERS, CurrentStep, DeviceHeads, StepAdapters
+from engine.models.context import AttentionContext
 from kernels import KernelSet
 from kernels.lora import LayerLoras, LoraTable
 from kernels.lora_slots import LoraRows, LoraSlots
@@ -70,32 +71,41 @@ class Adaptable(ABC):
         """
         return None if self.lora_slots is None else self.lora_slots.put(layers)
 
+    @staticmethod
+    def _moved(
+        context: AttentionContext, places: Callable[[], Tensor]
+    ) -> tuple[StepAdapters, LoraRows | None]:
+        """The step's adapters, with token i at place i of `places()`, int64; in both ways."""
+        adapters, rows = context.adapters, context.lora_rows
+        moved = adapters.moved(places()) if adapters else adapters
+        return moved, None if rows is None else rows.moved(places())
+
     @contextmanager
-    def _through(self, adapters: StepAdapters | None, rows: LoraRows | None) -> Iterator[None]:
+    def _through(self, adapters: StepAdapters, rows: LoraRows | None) -> Iterator[None]:
         """Meanwhile the layers that run one by one know of the step's adapters."""
         self._step.adapters, self._step.rows = adapters, rows
         try:
             yield
         finally:
-            self._step.adapters = self._step.rows = None
+            self._step.adapters, self._step.rows = NO_ADAPTERS, None
 
     def _adapt_embedding(
-        self, x: Tensor, token_ids: Tensor, adapters: StepAdapters | None, rows: LoraRows | None
+        self, x: Tensor, token_ids: Tensor, adapters: StepAdapters, rows: LoraRows | None
     ) -> None:
         """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
-        for adapter, own in () if adapters is None else adapters.groups:
+        for adapter, own in adapters.groups:
             if adapter.embedding is not None:
                 adapter.embedding.change(self.ops, x, token_ids, own)
         if self.lora_slots is not None and rows is not None:
             self.lora_slots.embed(self._depth, x, token_ids, rows)
 
     def _adapt_logits(
-        self, logits: Tensor, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None
+        self, logits: Tensor, hidden: Tensor, adapters: StepAdapters | DeviceHeads
     ) -> None:
         """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
         if isinstance(adapters, StepAdapters):
             for adapter, rows in adapters.groups:
                 if adapter.head is not None:
                     adapter.head.change(self.ops, logits, hidden, rows)
-        elif adapters is not None and self.lora_slots is not None:
+        elif self.lora_slots is not None:
             adapters.change(self.lora_slots, self._depth, logits, hidden)

@@ -113,7 +113,7 @@ class AdapterWeights:
 
 
 class StepAdapters:
-    """The rows of a step that go through adapters; each is in one group at most.
+    """The rows of a step that go through adapters; each is in one group at most. False: none does.
 
     Attributes:
         groups: an adapter and its rows, int64, ascending.
@@ -123,6 +123,9 @@ class StepAdapters:
 
     def __init__(self, groups: list[tuple[AdapterWeights, Tensor]]) -> None:
         self.groups = groups
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
 
     @property
     def vocab_size(self) -> int:
@@ -134,13 +137,18 @@ class StepAdapters:
         uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
         return uses if len(uses) == len(self.groups) else None
 
-    def slots(self) -> list[tuple[int, np.ndarray]]:
-        """The slots of adapters that have one, and their rows."""
-        return [
+    def sorted(self, slots: LoraSlots | None, size: int, *, padded: bool) -> list[np.ndarray]:
+        """The rows of adapters that have one of the `slots`, as `LoraSlots.sort`; []: there are no
+        slots, or no adapters.
+        """
+        if slots is None or not self.groups:
+            return []
+        own = [
             (adapter.table.slot, rows.numpy())
             for adapter, rows in self.groups
             if isinstance(adapter.table, SlotTable)
         ]
+        return slots.sort(own, size, padded=padded)
 
     def of(self, layer: int, slot: str) -> list[LoraUse]:
         """Those that change one linear layer."""
@@ -158,13 +166,11 @@ class StepAdapters:
         )
         return [(changed, rows) for changed, rows in own if changed]
 
-    def heads(self, rows: Tensor | None) -> StepAdapters | None:
+    def heads(self, rows: Tensor | None) -> StepAdapters:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""
         changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
         found = StepAdapters(changing)
-        if rows is not None:
-            found = found.among(rows)
-        return found if found.groups else None
+        return found if rows is None else found.among(rows)
 
     def among(self, rows: Tensor) -> StepAdapters:
         """Those of some rows, by their places among these."""
@@ -181,6 +187,10 @@ class StepAdapters:
         return _with_rows(
             (one, own[(own >= start) & (own < end)] - start) for one, own in self.groups
         )
+
+
+#: No row goes through one.
+NO_ADAPTERS = StepAdapters([])
 
 
 def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
@@ -227,7 +237,7 @@ class AdaptedLinear(LinearLayer):
         step = self._step
         if step.slots is not None and step.rows is not None:
             step.slots.add(self._place, y, x, step.rows)
-        elif step.adapters is not None and (uses := step.adapters.of(*self._place)):
+        elif step.adapters and (uses := step.adapters.of(*self._place)):
             self._ops.add_lora(y, x, uses)
         return y
 
@@ -254,8 +264,7 @@ class AdaptedExperts(MixtureOfExperts):
         step = self._step
         if step.slots is not None and step.rows is not None:
             return self._experts.slotted(x, MixtureRows(step.slots, self._layer, step.rows))
-        adapters = step.adapters
-        uses = [] if adapters is None else adapters.of_experts(self._layer, self._slots)
+        uses = step.adapters.of_experts(self._layer, self._slots)
         return self._experts.adapted(x, uses) if uses else self._experts(x)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -268,11 +277,11 @@ class CurrentStep:
     """What the layers of a model that run one by one must know of the step. One call at a time.
 
     Attributes:
-        adapters: of all of the step's tokens; None: nobody goes through one.
+        adapters: of all of the step's tokens.
         slots: the adapters of the model's device, where they have slots.
         rows: the step's tokens by those slots; None: nobody goes through one.
     """
 
-    adapters: StepAdapters | None = None
+    adapters: StepAdapters = NO_ADAPTERS
     slots: LoraSlots | None = None
     rows: LoraRows | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.models.adapters import StepAdapters
+from engine.models.adapters import NO_ADAPTERS, StepAdapters
 from kernels.lora_slots import LoraRows
 
 
@@ -31,7 +31,7 @@ class AttentionContext:
             begin among theirs; None where there are no decodes, or nothing else.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
-        adapters: which of the tokens go through adapters; None: none does.
+        adapters: which of the tokens go through adapters.
         lora_rows: the same for a model whose adapters have slots, on its device.
         host: of a batch on a device, the same where the host can look at it; None: it can.
     """
@@ -47,7 +47,7 @@ class AttentionContext:
     prefill_start_loc: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
-    adapters: StepAdapters | None = None
+    adapters: StepAdapters = NO_ADAPTERS
     lora_rows: LoraRows | None = None
     host: AttentionContext | None = None
 

@@ -22,7 +22,7 @@ from engine.models.adapted_linears import (
     slot_places,
     stacked_linears,
 )
-from engine.models.adapters import DeviceHeads, StepAdapters
+from engine.models.adapters import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
@@ -267,9 +267,9 @@ class NativeDecoder(Adaptable):
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
         residual, adapters = self._embed(token_ids, context), context.adapters
-        if taps is not None and (x := taps.run(residual, context)) is not None:
+        if taps is not None and not adapters and (x := taps.run(residual, context)) is not None:
             return x
-        tables = [] if adapters is None else adapters.tables()
+        tables = adapters.tables()
         if self._compiled is not None and tables is not None and taps is None:
             return self._compiled(
                 residual,
@@ -282,7 +282,7 @@ class NativeDecoder(Adaptable):
                 [(group.slot_mapping, group.block_tables) for group in context.others],
                 tables,
             )
-        if adapters is None and context.lora_rows is None:
+        if not adapters and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters name tokens: all of them go through the last layer.
         with self._through(adapters, context.lora_rows):
@@ -316,9 +316,8 @@ class NativeDecoder(Adaptable):
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
         known, positions = token_ids, context.positions
-        adapters = context.adapters
         # By slots nobody here knows whether one of them brings tokens.
-        if context.lora_rows is not None or (adapters is not None and adapters.vocab_size):
+        if context.lora_rows is not None or context.adapters.vocab_size:
             known = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
         x = self.embedding.rows(known)
         self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
@@ -333,13 +332,13 @@ class NativeDecoder(Adaptable):
         return x if self._embedding_norm is None else self._embedding_norm(x)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads = NO_ADAPTERS) -> Tensor:
         """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it.
 
         Rows of adapters that bring tokens come without others, and all of one vocabulary.
         """
         spec = self.spec
-        if adapters is not None and (own := adapters.vocab_size):
+        if own := adapters.vocab_size:
             shape = len(hidden), own
             logits = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         else:

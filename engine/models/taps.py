@@ -36,8 +36,10 @@ class Taps:
         self._taken = []
 
     def run(self, residual: Tensor, context: AttentionContext) -> Tensor | None:
-        """All layers and the norm behind them; None where they must run one by one."""
-        if not self._stretches or context.adapters is not None:
+        """All layers and the norm behind them, of the model alone; None where they must run one by
+        one.
+        """
+        if not self._stretches:
             return None
         x = residual
         for first, layers in self._stretches:

@@ -140,8 +140,7 @@ class PoolingRunner:
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
         # What is left is small, and so are the layers that come after: they are on the host.
-        adapter = self.batch.adapters.of_row(self.batch.row_of.get(seq_id, -1))
-        head = None if adapter is None else adapter.classifier
+        head = self.batch.adapters.classifier(self.batch.row_of.get(seq_id, -1))
         output = self.pooler(state.result().cpu(), state.params, head)
         if not bool(torch.isfinite(output).all()):
             result.errors[seq_id] = "the model's output isn't finite"

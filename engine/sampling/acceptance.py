@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.contract.config import EngineConfig
 from engine.contract.sampling_params import SamplingParams
+from engine.contract.speculative import TYPICAL, SpeculativeConfig
 from engine.sampling.state import SequenceSampling
 
 
@@ -25,24 +27,37 @@ class TypicalAcceptance:
     alpha: float
 
     def accepted(
-        self, logits: Tensor, states: Sequence[SequenceSampling], drafts: Mapping[int, int]
-    ) -> list[int]:
-        """The rows whose draft holds.
+        self,
+        logits: Tensor,
+        states: Sequence[SequenceSampling],
+        drafts: Mapping[int, int] | None,
+    ) -> dict[int, int]:
+        """The rows whose draft holds, and the draft.
 
         Args:
             logits: float32 [rows, vocab], all that is changed but temperature and filters.
             states: [rows].
-            drafts: row -> the draft that stands in its place.
+            drafts: row -> the draft that stands in its place; None: there are none.
         """
-        rows = [row for row in drafts if not states[row].params.greedy]
-        if not rows:
-            return []
+        rows = [row for row in drafts or () if not states[row].params.greedy]
+        if not drafts or not rows:
+            return {}
         found = filtered_probabilities(logits[rows], [states[row].params for row in rows])
         entropy = -torch.special.xlogy(found, found).sum(dim=-1)
         least = (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
         wanted = torch.tensor([[drafts[row]] for row in rows])
         holds = found.gather(1, wanted).squeeze(-1) > least
-        return [row for row, held in zip(rows, holds.tolist(), strict=True) if held]
+        return {row: drafts[row] for row, held in zip(rows, holds.tolist(), strict=True) if held}
+
+
+def acceptance_of(config: EngineConfig) -> TypicalAcceptance | None:
+    """Which drafts hold beside those that the model draws itself, by the settings; None: none."""
+    if not config.speculative_config:
+        return None
+    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+    if wanted.acceptance_method != TYPICAL:
+        return None
+    return TypicalAcceptance(wanted.posterior_threshold, wanted.posterior_alpha)
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -180,12 +180,10 @@ class Sampler:
             mask.apply(work, self.edits_of(work))
         if self._custom is not None:
             self._custom.apply_to_draws(work)
-        held = (
-            self._acceptance.accepted(work, states, drafts) if self._acceptance and drafts else []
-        )
+        held = {} if self._acceptance is None else self._acceptance.accepted(work, states, drafts)
         choice = Choice(self._choose(work, batch, lengths), errors)
-        if held and drafts:
-            choice.token_ids[held] = torch.tensor([drafts[row] for row in held])
+        if held:
+            choice.token_ids[list(held)] = torch.tensor(list(held.values()))
         if raw is not None:
             chosen = batch.logprobs.of(choice.token_ids).clamp(min=0)
             choice.table = raw.table(chosen)

@@ -14,6 +14,7 @@ from collections import defaultdict
 import redis
 
 from engine.contract import protocol
+from engine.contract.adapters import name_of
 from engine.contract.block_map import (
     MOST_USERS,
     BlockFrame,
@@ -144,8 +145,7 @@ class BlockMap:
             if before is not None and before != block.block_hash:
                 frame.evicted += 1
             if mine:
-                adapter = mine[0].request.message.adapter
-                self._adapters[block_id] = "" if adapter is None else adapter.name
+                self._adapters[block_id] = name_of(mine[0].request.message.adapter)
             elif not cached:
                 self._adapters.pop(block_id, None)
             owner = "" if block.owner is None else block.owner.name

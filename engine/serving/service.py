@@ -207,8 +207,7 @@ class EngineService:
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
     def _note_step(self, under_way: list[Sequence]) -> None:
-        adapters = self.core.adapters if self.core else None
-        reading = adapters.being_read if adapters is not None and adapters.busy else ()
+        reading = self.core.adapters.being_read if self.core else ()
         self._held.begin_step(under_way, reading)
 
     def _take_messages(self, core: EngineCore, *, wait: bool) -> None:

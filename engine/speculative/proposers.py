@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NamedTuple
 
+from engine.contract.adapters import digest_of
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative.chances import MOST_ALIKE
@@ -165,8 +166,7 @@ def _matched(newest: list[int], source: list[int], at: int) -> int:
 def _namespace(sequence: Sequence) -> str:
     """Whose outputs may meet: those that may share cached prefixes, of the same adapter."""
     message = sequence.request.message
-    digest = message.adapter.digest if message.adapter else ""
-    return f"{len(message.cache_namespace)}:{message.cache_namespace}{digest}"
+    return f"{len(message.cache_namespace)}:{message.cache_namespace}{digest_of(message.adapter)}"
 
 
 PROPOSERS: dict[str, type[NgramProposer] | type[SuffixProposer]] = {

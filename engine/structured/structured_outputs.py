@@ -13,6 +13,7 @@ from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.thinking import Phase, Thinking
 from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
+from engine.structured.adapter_vocabularies import source_of
 from engine.structured.backend import BadGrammar, TokenSpace, Vocabulary, words_for
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
@@ -21,7 +22,7 @@ from engine.structured.jobs import Job
 from engine.structured.masks import MaskMaker, MaskRow
 from engine.structured.process import Limits
 from engine.structured.source import spec_of
-from engine.structured.vocabularies import PARAM, Vocabularies, source_of
+from engine.structured.vocabularies import PARAM, Vocabularies
 from engine.text.tokenizer import Tokenizer
 
 
@@ -60,6 +61,11 @@ class StructuredOutputManager:
     def num_waiting(self) -> int:
         """Requests whose grammar is being compiled."""
         return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_ready` may bring something."""
+        return bool(self._waiting)
 
     def admit(self, request: Request) -> bool:
         """Give a new request's sequences their grammar; False when it must be compiled first.
@@ -185,7 +191,7 @@ class StructuredOutputManager:
             ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
             if sequence.status is not Status.RUNNING or not ends:
                 continue
-            behind = state.follow(drafts) if drafts else []
+            behind = state.follow(drafts)
             if _is_free(state) and all(map(_is_free, behind)):
                 continue
             ignores = sequence.request.message.sampling.ignore_eos

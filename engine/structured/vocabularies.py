@@ -11,11 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
-from engine.scheduler.sequence import Request
 from engine.structured.backend import Vocabulary, available, words_for
-from engine.text.adapter_tokenizers import AdapterTokenizers
 from engine.text.tokenizer import Tokenizer
 
 PARAM = "structured_outputs"
@@ -28,34 +25,26 @@ MOST_TEXT_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class VocabularySource:
-    """Whose tokens a grammar is for.
+    """Whose tokens a grammar is for: the model's, unless a subclass says otherwise.
 
     Attributes:
-        adapter: None: the model's are.
-        vocab_size: of the adapter's rows, where it brings tokens; 0: the model's.
+        vocab_size: columns of the logits; 0: the model's.
     """
 
-    adapter: AdapterRef | None = None
-    vocab_size: int = 0
+    vocab_size: int
 
     @property
     def key(self) -> bytes:
         """Names their content; b"": the model's."""
-        if self.adapter is None:
-            return b""
-        return f"{self.adapter.tokenizer}:{self.vocab_size}".encode()
+        return b""
+
+    def tokenizer(self, base: Tokenizer) -> Tokenizer:
+        """Who knows their texts; `base`: the model's."""
+        return base
 
 
 #: The model's own.
-MODELS = VocabularySource()
-
-
-def source_of(request: Request) -> VocabularySource:
-    """Of a request, whose adapter is there if it has one."""
-    adapter = request.message.adapter
-    if adapter is None or not (adapter.tokenizer or request.vocab_size):
-        return MODELS
-    return VocabularySource(adapter, request.vocab_size)
+MODELS = VocabularySource(0)
 
 
 class Vocabularies:
@@ -113,7 +102,7 @@ class Vocabularies:
 
     def _read(self, source: VocabularySource) -> Vocabulary:
         base, size = self.check(), source.vocab_size or self._vocab_size
-        own = AdapterTokenizers().of(source.adapter, base)  # kept as a text alone, below
+        own = source.tokenizer(base)
         added = sum(len(text.encode()) for text in own.added_tokens.values())
         if added > MOST_TEXT_BYTES + sum(len(text.encode()) for text in base.added_tokens.values()):
             raise InvalidRequest(

@@ -17,7 +17,7 @@ from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
 from engine.worker.attachments import Attachments
-from engine.worker.drafted import Drafted
+from engine.worker.drafted import Drafted, put_drafts
 from engine.worker.row_adapters import RowAdapters
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
@@ -165,20 +165,19 @@ class RunningBatch:
         self._append_blocks(row, sequence.block_ids)
         split = self.num_prompt[row] = sequence.num_prompt_tokens
         vectors = sequence.encoder_inputs
+        self.adapters.put(row, sequence.adapter)
         self.sampling[row] = SequenceSampling(
             params=self._sampling_of(sequence),
             # The ids under vectors are nobody's.
             prompt_token_ids=() if vectors else sequence.token_ids[:split],
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
+            vocab_size=self.adapters.vocab_size(row),
         )
         if vectors:
             self.embeds[row] = [
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
-        self.adapters.put(row, sequence.adapter)
-        if (adapter := self.adapters.of_row(row)) is not None:
-            self.state(row).vocab_size = adapter.vocab_size
         self.grows[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
@@ -223,10 +222,8 @@ class RunningBatch:
         caught_up = np.flatnonzero(samples)
         prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
         first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
-        drafted: list[Drafted] = []
-        if plan.drafts:
-            drafted, behind = self._drafted(plan, order[caught_up], rows[caught_up], first)
-            extra = [*behind, *extra]
+        drafted, behind = put_drafts(self, plan, order[caught_up], rows[caught_up], first)
+        extra = [*behind, *extra]
         wanted = np.concatenate((first, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
         plain = not extra and len(wanted) == len(positions)
@@ -266,40 +263,6 @@ class RunningBatch:
             prompt_rows=prompt_rows,
             drafted=drafted,
         )
-
-    def _drafted(
-        self, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
-    ) -> tuple[list[Drafted], list[np.ndarray]]:
-        """The rows with drafts, which are put behind their tokens; and which of the step's tokens
-        the drafts are.
-
-        `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they
-        are, and which of the step's tokens is their first to sample behind.
-        """
-        found: list[Drafted] = []
-        tokens: list[np.ndarray] = []
-        place = len(rows)
-        for index, row, at in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
-            drafts = plan.drafts.get(plan.seq_ids[index])
-            if not drafts:
-                continue
-            known = self.num_tokens[row]
-            self.tokens[row, known : known + len(drafts)] = drafts
-            tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
-            found.append(Drafted(index, row, drafts, place))
-            place += len(drafts)
-        return found, tokens
-
-    def settle(self, drafted: Drafted, token_ids: list[int]) -> None:
-        """A row has got these tokens: its own, which `take` took over, and one behind each draft
-        that held.
-        """
-        row, more = drafted.row, token_ids[1:]
-        known = self.num_tokens[row]
-        self.tokens[row, known : known + len(more)] = more
-        self.num_tokens[row] += len(more)
-        self.num_computed[row] -= len(drafted.drafts) - len(more)
-        self.state(row).output_token_ids += more
 
     def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the next tokens of rows that have caught up go; they are counted from here on."""

@@ -80,12 +80,11 @@ class DecodeSteps:
         fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
         if fresh or plan.awaits_masks != self._masked:
             self._look(plan)
-        if self._run is None or not self._decodes(plan):
+        if self._run is None:
             return None
+        if plan.num_scheduled != self._ones:
+            return self._verify(plan, self._run)
         result = StepResult.empty(len(plan.seq_ids))
-        if plan.drafts:
-            self._verify(plan, self._run, result)
-            return result
         hidden = self._room(len(plan.seq_ids))
         token_ids = self._run(hidden)
         for index, state, token_id in zip(self._chosen, self._states, token_ids, strict=True):
@@ -106,8 +105,11 @@ class DecodeSteps:
         self._keep(plan, [0] * len(plan.seq_ids), hidden, result)
         return result
 
-    def _verify(self, plan: StepPlan, run: BoundStep, result: StepResult) -> None:
-        """A step in which rows have drafts."""
+    def _verify(self, plan: StepPlan, run: BoundStep) -> StepResult | None:
+        """A step in which rows have drafts. None where one has prompt left, or there is no room."""
+        if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._most:
+            return None
+        result = StepResult.empty(len(plan.seq_ids))
         order = self._chosen + self._sampled
         drafts = [plan.drafts.get(plan.seq_ids[index], []) for index in order]
         batch = self._batch
@@ -132,6 +134,7 @@ class DecodeSteps:
             sampled, places = self._drafted(drafts[chosen:])
             self._sample(plan, sampled, logits[places], result)
         self._keep(plan, counts, hidden, result)
+        return result
 
     def _room(self, tokens: int) -> torch.Tensor | None:
         """Where the hidden states of so many tokens go, if anybody asks for them."""
@@ -195,12 +198,6 @@ class DecodeSteps:
         drafts = drafts_in_place(sampled)
         output = self._sampler.sample(logits, sampled.states, mask, drafts)
         collect(self._batch, plan, sampled, output, result)
-
-    def _decodes(self, plan: StepPlan) -> bool:
-        """Whether each of the sequences looked at decodes in this step, and there is room."""
-        if not plan.drafts:
-            return plan.num_scheduled == self._ones
-        return plan.num_decodes == len(plan.seq_ids) and plan.num_tokens <= self._most
 
     def _look(self, plan: StepPlan) -> None:
         """Find out whether the step is one of these, and prepare those that follow."""

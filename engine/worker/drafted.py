@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.sampling.sampler import SamplerOutput
 from engine.scheduler.plan import StepPlan, StepResult
 
@@ -28,6 +30,44 @@ class Drafted:
     row: int
     drafts: list[int]
     first: int
+
+
+def put_drafts(
+    batch: RunningBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
+) -> tuple[list[Drafted], list[np.ndarray]]:
+    """The rows with drafts, which are put behind their tokens; and which of the step's tokens the
+    drafts are.
+
+    `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they are,
+    and which of the step's tokens is their first to sample behind.
+    """
+    found: list[Drafted] = []
+    tokens: list[np.ndarray] = []
+    if not plan.drafts:
+        return found, tokens
+    place = len(rows)
+    for index, row, at in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
+        drafts = plan.drafts.get(plan.seq_ids[index])
+        if not drafts:
+            continue
+        known = batch.num_tokens[row]
+        batch.tokens[row, known : known + len(drafts)] = drafts
+        tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
+        found.append(Drafted(index, row, drafts, place))
+        place += len(drafts)
+    return found, tokens
+
+
+def _settle(batch: RunningBatch, drafted: Drafted, token_ids: list[int]) -> None:
+    """A row has got these tokens: its own, which `RunningBatch.take` took over, and one behind each
+    draft that held.
+    """
+    row, more = drafted.row, token_ids[1:]
+    known = batch.num_tokens[row]
+    batch.tokens[row, known : known + len(more)] = more
+    batch.num_tokens[row] += len(more)
+    batch.num_computed[row] -= len(drafted.drafts) - len(more)
+    batch.state(row).output_token_ids += more
 
 
 def drafts_in_place(sampled: Sampled) -> dict[int, int]:
@@ -70,7 +110,7 @@ def settle_drafted(
     for drafted in sampled.drafted:
         token_ids = result.token_ids[drafted.index]
         token_ids += behind_drafts(drafted.drafts, token_ids, drawn[drafted.first :])
-        batch.settle(drafted, token_ids)
+        _settle(batch, drafted, token_ids)
         scored = result.logprobs and result.logprobs[drafted.index]
         if scored:
             more = output.logprobs[drafted.first : drafted.first + len(token_ids) - 1]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from engine.models.adapters import AdapterWeights, StepAdapters
+from engine.models.adapters import NO_ADAPTERS, AdapterWeights, StepAdapters
 from kernels.lora import TableUse
 
 
@@ -28,14 +29,20 @@ class RowAdapters:
         """The row's sequence has left."""
         self._by_row.pop(row, None)
 
-    def of_row(self, row: int) -> AdapterWeights | None:
-        """The adapter of a row."""
-        return self._by_row.get(row)
+    def vocab_size(self, row: int) -> int:
+        """Tokens that a row may hold, where its adapter brings some; 0: the model's."""
+        adapter = self._by_row.get(row)
+        return 0 if adapter is None else adapter.vocab_size
 
-    def of_tokens(self, owner: np.ndarray) -> StepAdapters | None:
-        """The adapters of tokens that belong to the rows `owner`; None: they have none."""
+    def classifier(self, row: int) -> Callable[[Tensor], Tensor] | None:
+        """A pooling model's head of a row in the place of the model's own; None: that one."""
+        adapter = self._by_row.get(row)
+        return None if adapter is None else adapter.classifier
+
+    def of_tokens(self, owner: np.ndarray) -> StepAdapters:
+        """The adapters of tokens that belong to the rows `owner`."""
         if not self._by_row:
-            return None
+            return NO_ADAPTERS
         places: dict[str, int] = {}
         adapters: list[AdapterWeights] = []
         rows, of_token = np.unique(owner, return_inverse=True)
@@ -51,15 +58,13 @@ class RowAdapters:
             (adapter, torch.from_numpy(np.flatnonzero(of_token == at)))
             for at, adapter in enumerate(adapters)
         ]
-        return StepAdapters(found) if found else None
+        return StepAdapters(found)
 
     def compiled(self, rows: np.ndarray) -> list[TableUse] | None:
         """What takes the rows' tokens, one each, through whole steps in one call, by their places;
         None: one of their adapters can't be run so.
         """
         adapters = self.of_tokens(rows)
-        if adapters is None:
-            return []
         if not all(adapter.is_compiled for adapter, _ in adapters.groups):
             return None
         return adapters.tables()

@@ -127,8 +127,7 @@ class ModelRunner:
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """What makes the logits of some of the step's hidden states."""
         context = inputs.context
-        heads = None if context.adapters is None else context.adapters.heads(context.logits_rows)
-        return StepLogits(self.model, hidden, heads)
+        return StepLogits(self.model, hidden, context.adapters.heads(context.logits_rows))
 
     def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
         """See `Runner`: here a step is over once it was run."""

@@ -27,13 +27,13 @@ _KEPT = 16
 class StepLogits:
     """Logits of a step's hidden states, some rows at a time."""
 
-    def __init__(self, model: EngineModel, hidden: Tensor, heads: StepAdapters | None) -> None:
+    def __init__(self, model: EngineModel, hidden: Tensor, heads: StepAdapters) -> None:
         """`heads`: the adapters that change logits, by rows of `hidden`."""
         self._model, self._hidden, self._heads = model, hidden, heads
 
     def between(self, start: int, end: int) -> Tensor:
         """Of rows [start, end), which are of one vocabulary."""
-        if self._heads is None:
+        if not self._heads:
             return self._model.logits(self._hidden[start:end])
         return self._adapted(self._hidden[start:end], self._heads.between(start, end))
 
@@ -41,11 +41,11 @@ class StepLogits:
         """Of these rows, which are of one vocabulary."""
         at = torch.tensor(rows)
         hidden = self._hidden[to_device(at, self._hidden.device)]
-        if self._heads is None:
+        if not self._heads:
             return self._model.logits(hidden)
         return self._adapted(hidden, self._heads.heads(at))
 
-    def _adapted(self, hidden: Tensor, heads: StepAdapters | None) -> Tensor:
+    def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
         model: Any = self._model  # one that takes adapters
         logits: Tensor = model.logits(hidden, heads)
         return logits

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.models.adapters import StepAdapters
+from engine.models.adapters import NO_ADAPTERS, StepAdapters
 from engine.models.bridge.linear import PackedModule, Table
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LoraUse
@@ -46,33 +46,32 @@ class BridgeStep:
 
     Attributes:
         shape: sequences and tokens of each.
-        adapters: of its tokens, in order; None: nobody goes through one.
+        adapters: of its tokens, in order.
         kept: how many tokens the output layer is given; None: all of them.
-        heads: the adapters of those; None: nobody of them goes through one.
+        heads: the adapters of those.
         watching: modules are looked at, not adapted: see `strange`.
         strange: those that were given other rows than a pass has.
         seen: those that were given any.
     """
 
     shape: tuple[int, int] = (0, 0)
-    adapters: StepAdapters | None = None
+    adapters: StepAdapters = NO_ADAPTERS
     kept: int | None = None
-    heads: StepAdapters | None = None
+    heads: StepAdapters = NO_ADAPTERS
     watching: bool = True
     strange: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
-    def begin(
-        self, shape: tuple[int, int], adapters: StepAdapters | None, rows: Tensor | None
-    ) -> None:
+    def begin(self, shape: tuple[int, int], adapters: StepAdapters, rows: Tensor | None) -> None:
         """A pass begins. `rows`: of its tokens, those that the output layer is given."""
         self.shape, self.adapters = shape, adapters
         self.kept = None if rows is None else len(rows)
-        self.heads = adapters if adapters is None or rows is None else adapters.among(rows)
+        self.heads = adapters if rows is None else adapters.among(rows)
 
     def end(self) -> None:
         """It's over."""
-        self.shape, self.adapters, self.heads, self.kept = (0, 0), None, None, None
+        self.shape, self.kept = (0, 0), None
+        self.adapters = self.heads = NO_ADAPTERS
 
     def note(self, name: str, shape: tuple[int, ...], *, output: bool) -> None:
         """A module was given rows of this shape."""
@@ -184,7 +183,7 @@ class _LinearHook:
             return None
         chosen = self._output and step.kept == x.shape[:-1].numel()
         adapters = step.heads if chosen else step.adapters
-        if adapters is None:
+        if not adapters:
             return None
         uses = adapters.of(0, self._name)
         heads = self._name == self._modules.output and any(
@@ -213,7 +212,7 @@ class _EmbeddingHook:
         if step.watching:
             step.note(self._name, tuple(ids.shape), output=False)
             return None
-        if step.adapters is None:
+        if not step.adapters:
             return None
         rows = y.reshape(-1, y.shape[-1]).clone()
         self._modules.change(rows, ids.flatten(), step.adapters)

@@ -42,7 +42,7 @@ def take(
             logits_rows=None,
             others=(),
             host=None,
-            adapters=None if group.adapters is None else group.adapters.among(rows),
+            adapters=group.adapters.among(rows),
         )
 
     first, *others = (part(group) for group in context.groups)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kv_cache.layout import KVLayout, uniform
-from engine.models.adapters import StepAdapters
+from engine.models.adapters import NO_ADAPTERS, StepAdapters
 from engine.models.bridge.adapted import AdaptedModules
 from engine.models.bridge.batches import take, token_rows
 from engine.models.bridge.interface import running
@@ -117,7 +117,7 @@ class BridgeModel:
         rows = context.logits_rows
         return self._pass(token_ids[None], context, rows)[0]
 
-    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: StepAdapters = NO_ADAPTERS) -> Tensor:
         """`hidden` itself, see `forward`; what adapters do to it is done."""
         return hidden
 

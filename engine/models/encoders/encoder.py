@@ -116,10 +116,7 @@ class NativeEncoder(Adaptable):
         sequences = Sequences(context.query_start_loc, token_ids.device)
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
-        if (adapters := context.adapters) is not None:
-            adapters = adapters.moved(sequences.places(len(token_ids)))
-        if (rows := context.lora_rows) is not None:
-            rows = rows.moved(sequences.places(len(token_ids)))
+        adapters, rows = self._moved(context, lambda: sequences.places(len(token_ids)))
         ids = sequences.sorted(token_ids)
         x = self.embedding[ids].float()
         self._adapt_embedding(x, ids, adapters, rows)

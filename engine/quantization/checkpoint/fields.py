@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
-from engine.quantization.checkpoint.name_pattern import NamePattern
+from engine.name_patterns import NamePattern
 
 #: Of a pattern, in a message.
 _MOST_SHOWN = 64

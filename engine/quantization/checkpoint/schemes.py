@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.contract.errors import ModelLoadError
+from engine.name_patterns import NamePattern
 from engine.quantization.checkpoint.fields import Fields, pattern
-from engine.quantization.checkpoint.name_pattern import NamePattern
 
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 #: Classes of layers that stand for all of them.

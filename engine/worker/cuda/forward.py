@@ -104,14 +104,9 @@ class DeviceForward:
         """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
         key = self._key(token_ids, context)
         to = None if key is None else key[1]
-        lora = self._sort(context, len(token_ids) if to is None else to.num_tokens, to is not None)
+        size = len(token_ids) if to is None else to.num_tokens
+        lora = context.adapters.sorted(self._slots, size, padded=to is not None)
         return key, stage(token_ids, context, self._device, to, feed, more, lora)
-
-    def _sort(self, context: AttentionContext, size: int, padded: bool) -> list[np.ndarray]:
-        """A step's rows of adapters by their slots; [] where nobody goes through one."""
-        if self._slots is None or context.adapters is None:
-            return []
-        return self._slots.sort(context.adapters.slots(), size, padded=padded)
 
     def run(self, key: Key | None, step: Staged) -> Tensor:
         """Run what was staged; hidden states of the rows whose logits are wanted."""
@@ -132,6 +127,6 @@ class DeviceForward:
             return None
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0
-        adapted = self._slots is not None and context.adapters is not None
+        adapted = self._slots is not None and bool(context.adapters)
         key = self._dispatcher.dispatch(len(token_ids), len(counts), longest, adapted=adapted)
         return key if key in self._recordings else None

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.models.adapters import NO_ADAPTERS
 from engine.models.context import AttentionContext
 from engine.sampling.transfer import to_device as send_one
 from engine.worker.cuda.dispatcher import BatchDescriptor
+from engine.worker.cuda.lora_rows import StaticLoraRows
 from engine.worker.cuda.staging import send
 from kernels.lora_slots import LoraRows, LoraSlots
 
@@ -94,7 +96,7 @@ def stage(
         zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
     )
     if adapted:
-        rest |= {"adapters": None, "lora_rows": LoraRows(*adapted)}
+        rest |= {"adapters": NO_ADAPTERS, "lora_rows": LoraRows(*adapted)}
     if feed is not None:
         source = there[-1]
         ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
@@ -129,9 +131,7 @@ def stage_all(
     token_ids: Tensor, context: AttentionContext, device: torch.device, slots: LoraSlots | None
 ) -> Staged:
     """The same where there is no graph; `slots`: of the model's adapters."""
-    lora: list[np.ndarray] = []
-    if slots is not None and context.adapters is not None:
-        lora = slots.sort(context.adapters.slots(), len(token_ids), padded=False)
+    lora = context.adapters.sorted(slots, len(token_ids), padded=False)
     return stage(token_ids, context, device, lora=lora)
 
 
@@ -169,19 +169,14 @@ class StaticInputs:
         self.tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in range(groups)]
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
-        self._slots, self._lora = slots, None
-        if slots is not None:
-            rows, tiles = slots.room(max_tokens)
-            order, owners = zeros(rows, dtype=torch.int32), zeros(tiles, dtype=torch.int32)
-            self._lora = LoraRows(order, owners, zeros(1, dtype=torch.int32))
+        self._lora = StaticLoraRows(slots, max_tokens, device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         whole = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
-        if self._lora is not None:
-            whole += [self._lora.order, self._lora.owners, self._lora.count]
-        return sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
+        own = sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
+        return own + self._lora.nbytes
 
     def fill(self, step: Staged, to: BatchDescriptor) -> None:
         """Copy a batch in that was padded for this graph; on the device alone."""
@@ -189,12 +184,7 @@ class StaticInputs:
         wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
         made = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
         torch._foreach_copy_(wide, made)
-        static, given = self._lora_rows(to), step.padded.lora_rows
-        if static is not None and given is not None:
-            torch._foreach_copy_(
-                [static.order, static.owners, static.count],
-                [given.order, given.owners, given.count],
-            )
+        self._lora.fill(step.padded.lora_rows, to)
         if not to.num_reqs:
             return
         seqs = to.num_reqs
@@ -205,14 +195,6 @@ class StaticInputs:
         for table, group in zip(self.tables, groups, strict=True):
             rows, width = group.block_tables.shape
             table[:rows, :width].copy_(group.block_tables)
-
-    def _lora_rows(self, of: BatchDescriptor) -> LoraRows | None:
-        """Of the buffers what a graph of that size reads; None: it runs no adapters."""
-        whole, slots = self._lora, self._slots
-        if whole is None or slots is None or not of.adapted:
-            return None
-        tiles, tile = slots.most_tiles(of.num_tokens), slots.tile(of.num_tokens)
-        return LoraRows(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
 
     def rehearse(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
         """Fill in a batch that is harmless to run, and its views.
@@ -232,9 +214,8 @@ class StaticInputs:
         self.seq_lens.fill_(min(share, width))
         starts = (torch.arange(reqs + 1, dtype=torch.int32) * share).clamp(max=of.num_tokens)
         self.query_start_loc[: reqs + 1].copy_(starts)
-        if self._lora is not None:
-            self._lora.count.zero_()
-        return self._views(of.num_tokens, reqs, self._lora_rows(of))
+        self._lora.clear()
+        return self._views(of.num_tokens, reqs, self._lora.of(of))
 
     def _views(
         self, size: int, reqs: int, lora_rows: LoraRows | None

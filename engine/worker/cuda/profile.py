@@ -12,10 +12,11 @@ from engine.contract.config import EngineConfig
 from engine.kv_cache.layout import KVLayout
 from engine.models.context import AttentionContext
 from engine.worker.cuda.dispatcher import BatchDescriptor
+from engine.worker.cuda.drafted import tapped
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import DeviceMemory, Meter, graph_bytes
-from engine.worker.cuda.setup import DeviceModel, slots_of, tapped
+from engine.worker.cuda.setup import DeviceModel, slots_of
 
 log = logging.getLogger(__name__)
 

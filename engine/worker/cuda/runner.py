@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 
-from engine.models.adapters import StepAdapters
 from engine.models.context import AttentionContext
-from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
 from engine.models.taps import Taps
 from engine.sampling.sampler import Choice, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
 from engine.worker.collect import collect, masked_rows
+from engine.worker.cuda.adapter_heads import DeviceLogits, HeadRows
 from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.heads import HeadRows
 from engine.worker.cuda.inputs import Feed
-from engine.worker.cuda.staging import Download, copies, send
+from engine.worker.cuda.staging import Download, copies
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Finished
 from engine.worker.runner import ModelRunner
 from engine.worker.step_logits import StepLogits
-from kernels.lora_slots import LoraSlots
 
 
 @dataclass(slots=True)
@@ -43,24 +38,6 @@ class DeviceInputs(StepInputs):
 
     source: np.ndarray = None  # type: ignore[assignment]
     lengths: np.ndarray = None  # type: ignore[assignment]
-
-
-class DeviceLogits(StepLogits):
-    """Logits whose adapters' rows go to the device stretch by stretch."""
-
-    def __init__(
-        self,
-        model: EngineModel,
-        hidden: torch.Tensor,
-        heads: StepAdapters,
-        logits: Callable[[torch.Tensor, StepAdapters], torch.Tensor],
-    ) -> None:
-        """`logits`: of hidden states and of what changes them."""
-        super().__init__(model, hidden, heads)
-        self._logits = logits
-
-    def _adapted(self, hidden: torch.Tensor, heads: StepAdapters | None) -> torch.Tensor:
-        return self._model.logits(hidden) if heads is None else self._logits(hidden, heads)
 
 
 class Pending:
@@ -182,39 +159,17 @@ class DeviceRunner(ModelRunner):
         self._last = pending
         return pending
 
-    @property
-    def _slots(self) -> LoraSlots | None:
-        return getattr(self.model, "lora_slots", None)
-
-    def _logits(
-        self, hidden: torch.Tensor, heads: HeadRows | None, sent: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        if heads is None:
-            return self.model.logits(hidden)
-        model = cast(NativeDecoder, self.model)  # no other takes adapters
-        return model.logits(hidden, heads.there(sent))
-
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
-        """See `ModelRunner._logits_of`: each stretch's rows of adapters go over by themselves."""
-        adapters, slots = _heads(inputs.context), self._slots
-        if adapters is None or slots is None:
-            return super()._logits_of(inputs, hidden)
-
-        def logits(some: torch.Tensor, own: StepAdapters) -> torch.Tensor:
-            heads = HeadRows(own, slots, len(some))
-            return self._logits(some, heads, send(heads.arrays, self._device))
-
-        return DeviceLogits(self.model, hidden, adapters, logits)
+        """See `ModelRunner._logits_of`."""
+        return DeviceLogits(self.model, hidden, inputs.context, self._device)
 
     def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
         feed = None
         if before is not None and not before.done and (inputs.source >= 0).any():
             feed = Feed(inputs.source, self._sampled)
         rows = inputs.targets[0]
-        adapters, slots = _heads(inputs.context), self._slots
-        count = _num_logits(inputs.context)
-        heads = None if adapters is None or slots is None else HeadRows(adapters, slots, count)
-        more = (rows, *(() if heads is None else heads.arrays))
+        heads = HeadRows.of(self.model, inputs.context)
+        more = (rows, *heads.arrays)
         key, staged = self._forward.stage(
             self.batch.token_ids(inputs), inputs.context, feed, more=more
         )
@@ -222,7 +177,7 @@ class DeviceRunner(ModelRunner):
         if not inputs.sampled:
             empty = torch.empty(0, dtype=torch.int64)
             return Pending(self, plan, inputs, Choice(empty), before)
-        logits = self._logits(hidden, heads, staged.more[1:])
+        logits = heads.logits(hidden, staged.more[1:])
         waits = plan.awaits_masks or self.sampler.waits(logits, inputs.states)
         if waits and before is not None:
             before.finish()
@@ -231,16 +186,6 @@ class DeviceRunner(ModelRunner):
         # One that is no token fails its sequence; until then the next step has to read something.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
         return Pending(self, plan, inputs, choice, before)
-
-
-def _heads(context: AttentionContext) -> StepAdapters | None:
-    """Adapters that change rows of the step's logits."""
-    return None if context.adapters is None else context.adapters.heads(context.logits_rows)
-
-
-def _num_logits(context: AttentionContext) -> int:
-    """Rows of a step's logits."""
-    return len(context.positions if context.logits_rows is None else context.logits_rows)
 
 
 def _step_by_step(inputs: StepInputs, sampler: Sampler) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import SpeculativeConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
-from engine.models.taps import TappedForward
 from engine.worker.cuda.dispatcher import Dispatcher, capture_sizes
-from engine.worker.cuda.forward import DeviceForward, Run
+from engine.worker.cuda.drafted import query_len, tapped
+from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder, Recorder
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import Meter
@@ -54,37 +52,6 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
 def slots_of(model: DeviceModel) -> LoraSlots | None:
     """Of the model's adapters; None: it has none."""
     return model.lora_slots if isinstance(model, NativeDecoder) else None
-
-
-def query_len(config: EngineConfig) -> int:
-    """Tokens of a sequence whose drafts a step checks; 1 where there are none.
-
-    Steps that are planned ahead check no drafts.
-    """
-    if not config.speculative_config or config.plans_ahead(True):
-        return 1
-    return 1 + SpeculativeConfig.from_mapping(config.speculative_config).num_speculative_tokens
-
-
-def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
-    """Those by which a draft model's steps are recorded, beside a model with `config`.
-
-    It checks no drafts: a draft is a decode of one token a sequence, and where it reads what the
-    model said since, sequences have different numbers. Of the operator's sizes it has those that
-    its budget of tokens allows, and no graphs where that is none.
-    """
-    sizes = config.cudagraph_capture_sizes
-    if sizes is not None:
-        sizes = [size for size in sizes if size <= token_budget]
-    eager = config.enforce_eager or sizes == []
-    return replace(
-        config, speculative_config=None, cudagraph_capture_sizes=sizes or None, enforce_eager=eager
-    )
-
-
-def tapped(model: DeviceModel, taps: tuple[int, ...]) -> Run:
-    """The model's forward pass, with what drafts read of these layers beside it."""
-    return TappedForward(cast(NativeDecoder, model), taps) if taps else model.forward
 
 
 def device_forward(

@@ -11,8 +11,9 @@ from engine.contract.config import EngineConfig
 from engine.models.adapters import DeviceHeads
 from engine.models.decoder import NativeDecoder
 from engine.worker.cuda.dispatcher import BatchDescriptor
+from engine.worker.cuda.drafted import query_len
 from engine.worker.cuda.inputs import StaticInputs
-from engine.worker.cuda.setup import DeviceModel, query_len, slots_of
+from engine.worker.cuda.setup import DeviceModel, slots_of
 from engine.worker.cuda.staging import send
 from engine.worker.hidden import HiddenKeeper
 from kernels import KernelSet

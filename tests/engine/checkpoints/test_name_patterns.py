@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.quantization.checkpoint.name_pattern import NamePattern
+from engine.name_patterns import NamePattern
 from engine.quantization.checkpoint.registry import find_format
 from tests.engine.checkpoints.packages import scheme
 

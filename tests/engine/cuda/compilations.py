@@ -21,7 +21,7 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.devices.cuda import CudaDevice
-from engine.models.adapters import DeviceHeads
+from engine.models.adapters import NO_ADAPTERS, DeviceHeads
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
@@ -165,7 +165,7 @@ def main(folder: Path, quantization: str | None) -> None:
             hidden = model.forward(staged.token_ids, staged.context)
             count = len(context.seq_lens)
             heads = DeviceHeads(rows=_no_rows(slots, count, META))
-            choose(ops, model.logits(hidden, None if number % 3 else heads))
+            choose(ops, model.logits(hidden, NO_ADAPTERS if number % 3 else heads))
         if memory is not None:
             draft(memory)
     later = [key[0] for key in seen - warm]

@@ -21,10 +21,10 @@ from engine.sampling.sampler import Sampler
 from engine.worker.cuda import inputs as device_inputs
 from engine.worker.cuda import runner as device_runner
 from engine.worker.cuda import staging
+from engine.worker.cuda.drafted import tapped
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import tapped
 from kernels.attention.args import AttentionArgs
 from kernels.reference.linear import ReferenceLinear
 

@@ -19,6 +19,7 @@ from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.held import tensors_of
+from engine.devices.slotted_adapters import SlottedAdapters
 from engine.executor.drafts import _check_device
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.decoder import NativeDecoder
@@ -30,9 +31,9 @@ from engine.speculative.heads.layer_heads import LayerHeads, Target
 from engine.speculative.heads.load import load_heads, load_layer_heads
 from engine.speculative.heads.mtp import Mtp, OwnLayers
 from engine.worker.batch import RunningBatch
+from engine.worker.cuda.drafted import draft_settings, query_len
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import draft_settings, query_len
 from engine.worker.head_memory import HeadMemory
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.cuda.meta import META, MetaKernels
@@ -199,7 +200,7 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
     """
     device = CudaDevice.__new__(CudaDevice)
     device.config = EngineConfig(model="m", block_size=16, gpu_memory_utilization=0.5)
-    device._kept_for_adapters = 0
+    device._adapters = SlottedAdapters(device.config)
     profiled: list[bool] = []
 
     def profile(need: CacheNeed, *, is_draft: bool = False) -> DeviceMemory:

@@ -14,8 +14,9 @@ import torch
 from engine import LLM
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices import cuda
+from engine.devices import slotted_adapters
 from engine.devices.cuda import CudaDevice
+from engine.devices.slotted_adapters import SlottedAdapters
 from engine.worker.cuda.memory import CudaMeter, DeviceMemory, graph_bytes, num_gpu_blocks
 from engine.worker.cuda.profile import SAMPLING_COPIES, profile
 from engine.worker.cuda.setup import capture
@@ -157,7 +158,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     """The table is the same after the weights were read anew: adapters that stayed have slots."""
     config = EngineConfig(model="m", max_num_seqs=8)
     device = object.__new__(CudaDevice)
-    device.config, device._slots, device._kept_for_adapters = config, None, 0
+    device.config, device._adapters = config, SlottedAdapters(config)
     device.kernels = SimpleNamespace(name="a test", device=torch.device("cpu"))
     made: list[tuple[int, int]] = []
 
@@ -165,7 +166,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
         made.append((most, rank))
         return SimpleNamespace(most=most)
 
-    monkeypatch.setattr(cuda, "Adaptable", Slotless)
+    monkeypatch.setattr(slotted_adapters, "Adaptable", Slotless)
     monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
 
     def loaded(make_lora_slots: Any = make) -> Any:
@@ -175,12 +176,12 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
 
     first, woken = loaded(), loaded()
     assert device.prepare_adapters(first) == device.prepare_adapters(woken) == ""
-    assert first.model.given == woken.model.given == [device._slots]
+    assert first.model.given == woken.model.given == [device._adapters.slots]
     assert made == [(256 + 8, 256)]
     assert device.adapter_bytes() == 2 * GIB
-    device._slots = None
+    device._adapters = SlottedAdapters(config)
     assert "a test" in device.prepare_adapters(loaded(lambda *_: None))
-    device.config = EngineConfig(model="m", enable_lora=False)
+    device._adapters = SlottedAdapters(EngineConfig(model="m", enable_lora=False))
     off = loaded()
     assert device.prepare_adapters(off) == ""
     assert off.model.given == []

@@ -11,6 +11,7 @@ import torch
 from engine import LLM, LoRARequest
 from engine.contract.errors import InvalidRequest
 from engine.lora.check import check_adapter
+from engine.models.adapters import NO_ADAPTERS
 from engine.models.bridge.adapted import BridgeStep
 from engine.models.bridge.model import BridgeModel
 from engine.survey.bridged import BRIDGED, STATEFUL
@@ -164,7 +165,7 @@ def test_modules_that_are_given_other_rows_than_tokens_refuse(tmp_path: Path) ->
     llm = serve(bridge("arcee", tmp_path / "model"))
     adapted = llm.core.executor.loaded.model.adapted  # type: ignore[attr-defined]
     step = BridgeStep()
-    step.begin((2, 3), None, torch.tensor([0, 5]))
+    step.begin((2, 3), NO_ADAPTERS, torch.tensor([0, 5]))
     for shape, strange in {
         (2, 3): False, (6,): False, (2, 1, 3): False, (3, 2): True, (4,): True, (2, 3, 4): True
     }.items():  # fmt: skip

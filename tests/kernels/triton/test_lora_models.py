@@ -15,7 +15,7 @@ from engine import LLM, LoRARequest, PoolingParams, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
-from engine.worker.cuda.heads import HeadRows
+from engine.worker.cuda.adapter_heads import HeadRows
 from engine.worker.cuda.inputs import stage_all
 from engine.worker.step_logits import StepLogits
 from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
@@ -93,11 +93,8 @@ def test_tokens_that_an_adapter_brings_are_the_cpus(
     request.getfixturevalue("by_slots")
 
     def adapted(logits: Any, hidden: torch.Tensor, heads: Any) -> Any:
-        model = logits._model
-        if heads is None:
-            return model.logits(hidden)
-        rows = HeadRows(heads, model.lora_slots, len(hidden))
-        return model.logits(hidden, rows.there([torch.from_numpy(each) for each in rows.arrays]))
+        rows = HeadRows(logits._model, heads, len(hidden))
+        return rows.logits(hidden, [torch.from_numpy(each) for each in rows.arrays])
 
     monkeypatch.setattr(StepLogits, "_adapted", adapted)
     llm = LLM(
