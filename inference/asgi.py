@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import IO, Any, cast
 
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, ResolverMatch, get_resolver
 from django.urls.base import set_script_prefix
@@ -46,11 +46,13 @@ from inference.web.body import (
     read_body,
     read_upload,
 )
+from inference.web.early import early_refusal
 from inference.web.exchange import ARRIVED, HANDLER, RECEIVED, Exchange
 from inference.web.page_bodies import BoundedBodies
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.unknown_path import unknown_path
+from inference.web.views import GatewayView
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,10 @@ class GatewayHandler(ASGIHandler):
                 read = await read_body(scope, receive, partial(self._may_be_large, scope))
                 scope[RECEIVED] = len(read)
                 body = io.BytesIO(read)
+                refused = await self._refused_early(scope, read)
+                if refused is not None:
+                    await self.send_response(refused, send)
+                    return
         except ClientGone:
             return
         except QuireError as error:
@@ -133,17 +139,34 @@ class GatewayHandler(ASGIHandler):
         if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:
             await check_any_queue(caller)
 
+    @staticmethod
+    async def _refused_early(scope: Scope, body: bytes) -> HttpResponseBase | None:
+        """The answer to what a full queue refuses at a glance; None where a view must see it."""
+        if scope["method"] != "POST" or not get_engine_client().refused_lately:
+            return None
+        path = gateway_path(scope)
+        try:
+            match = _resolve(path)
+        except Resolver404:
+            return None
+        view = getattr(match.func, "view_class", None)
+        if view is None or not issubclass(view, GatewayView):
+            return None
+        request_id = _request_id(scope)
+        error = await early_refusal(scope, path, body, view, request_id)
+        if error is None:
+            return None
+        scope[HANDLER] = f"/{match.route}"
+        refusal = _told(path, error, request_id)
+        refusal["openai-processing-ms"] = str(round((time.perf_counter() - scope[ARRIVED]) * 1000))
+        return refusal
+
     def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
         """The answer to a request whose body wasn't read: it has met no view."""
         request, response = self.create_request(scope, io.BytesIO())
         if request is None:
             return response
-        request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
-        anthropic = gateway_path(scope).startswith(ANTHROPIC)
-        refusal = (anthropic_error if anthropic else error_response)(error, request_id)
-        refusal["X-Request-Id"] = request_id
-        if anthropic:
-            refusal["request-id"] = request_id
+        refusal = _told(gateway_path(scope), error, _request_id(scope))
         # The rest of the body is not read: the connection can't be used again.
         refusal["Connection"] = "close"
         cors.allow(request, refusal)
@@ -219,6 +242,21 @@ class GatewayHandler(ASGIHandler):
                 if last:
                     return
         await send({"type": "http.response.body"})
+
+
+def _request_id(scope: Scope) -> str:
+    theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return clean_request_id(theirs.decode("latin1"))
+
+
+def _told(path: str, error: QuireError, request_id: str) -> HttpResponse:
+    """The answer to a request that has met no view."""
+    anthropic = path.startswith(ANTHROPIC)
+    refusal = (anthropic_error if anthropic else error_response)(error, request_id)
+    refusal["X-Request-Id"] = request_id
+    if anthropic:
+        refusal["request-id"] = request_id
+    return refusal
 
 
 @lru_cache(maxsize=1024)

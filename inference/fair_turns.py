@@ -76,3 +76,5 @@ class LoopTurns:
 
 #: Requests that begin (each takes a millisecond or two), those that end, streams that are woken.
 begins, ends, wakes = LoopTurns(2), LoopTurns(4), LoopTurns(16)
+#: Requests that are refused before anything is made of them.
+refusals = LoopTurns(8)

@@ -50,7 +50,7 @@ class AnthropicView(GatewayView):
 class MessagesView(AnthropicView):
     """Continues a conversation, in one message or as a stream."""
 
-    comes_into_queue = True
+    comes_into_queue = refused_early = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

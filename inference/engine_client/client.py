@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: Requests of one submission that are placed in one turn of the event loop.
 PLACED_AT_ONCE = 16
+#: For how long after a refusal the next one is expected.
+LATELY_S = 2.0
 #: Of a prompt of vectors, what says which replica may have its beginning.
 EMBEDS_BYTES = 16_384
 
@@ -66,6 +69,7 @@ class EngineClient:
         self._inbox = InboxWriter(self._link, prefix)
         self._flights: dict[str, Flight] = {}
         self._queue_bound = QueueBound()
+        self._refused_at = -math.inf
         self._leaving: dict[str, Flight] = {}
         self.controls = Controls()
         self.watchman = Watchman(self)
@@ -202,8 +206,17 @@ class EngineClient:
     def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
         """Raise what `QueueBound` does when too much waits for the model, or for this client."""
         load = Load.of(self.fleet.of_model(model))
-        check_patience(model, load, patience().seconds(stream=stream))
-        self._queue_bound.check(model, tenant, priority, load, self._flights.values())
+        try:
+            check_patience(model, load, patience().seconds(stream=stream))
+            self._queue_bound.check(model, tenant, priority, load, self._flights.values())
+        except (Overloaded, EngineOverloaded):
+            self._refused_at = time.monotonic()
+            raise
+
+    @property
+    def refused_lately(self) -> bool:
+        """Whether `check_queue` had to refuse something a moment ago."""
+        return time.monotonic() - self._refused_at < LATELY_S
 
     def check_any_queue(self, models: Iterable[str], tenant: str, priority: int) -> None:
         """Raise what `check_queue` does for the last of the models, if it does for all."""

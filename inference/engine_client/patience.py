@@ -8,13 +8,12 @@ that's the same; a stream gets comment lines meanwhile, and waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from engine.contract.errors import InvalidRequest
 
-HEADER, SDK_HEADER = "X-Request-Timeout", "x-stainless-read-timeout"
+HEADER = "X-Request-Timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,12 @@ NONE_TOLD = Patience()
 _told: ContextVar[Patience] = ContextVar("patience", default=NONE_TOLD)
 
 
-def note_patience(meta: Mapping[str, str]) -> None:
-    """Note for this request's task what its headers (as in `request.META`) say.
+def note_patience(beginning: str | None, silence: str | None) -> None:
+    """Note for this request's task what `X-Request-Timeout` and the SDK's header say, if anything.
 
     Raises: `InvalidRequest` unless `X-Request-Timeout` is a number above 0. What an SDK says by
     itself is never refused.
     """
-    beginning, silence = meta.get("HTTP_X_REQUEST_TIMEOUT"), meta.get(_META_SDK)
     if beginning is None and silence is None:
         _told.set(NONE_TOLD)
         return
@@ -47,9 +45,6 @@ def note_patience(meta: Mapping[str, str]) -> None:
     if wanted is None:
         raise InvalidRequest(f"{HEADER} must be seconds above 0.", param=HEADER)
     _told.set(Patience(wanted, _seconds(silence or "") or math.inf))
-
-
-_META_SDK = "HTTP_" + SDK_HEADER.upper().replace("-", "_")
 
 
 def patience() -> Patience:

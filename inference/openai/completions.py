@@ -29,7 +29,7 @@ from inference.web.views import GatewayRequest, GatewayView
 class CompletionsView(GatewayView):
     """Completes prompts, in one answer or as a stream."""
 
-    comes_into_queue = True
+    comes_into_queue = refused_early = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from engine.contract.errors import QuireError
 from inference.errors import as_quire_error
 from metering.access import RequestNote, UsageRecord, keep_refusal
 from tenants.authentication import Caller
@@ -75,12 +76,19 @@ def note_refusal(error: BaseException, mine: Asked | None = None) -> None:
     told = as_quire_error(error)
     if told.status == HTTPStatus.UNAUTHORIZED:
         return
+    caller, code = mine.caller, str(told.code or "")
+    kind = (caller.tenant_id, caller.key_id, mine.endpoint, told.status, code)
+    keep_refusal(kind, lambda: _refused(mine, caller, told))
+
+
+def _refused(mine: Asked, caller: Caller, told: QuireError) -> tuple[UsageRecord, RequestNote]:
+    """What is kept of a request that was refused."""
     duration = time.perf_counter() - mine.received
     record = UsageRecord(
         request_id=f"refused-{secrets.token_hex(16)}",
-        tenant_id=mine.caller.tenant_id,
-        key_id=mine.caller.key_id,
-        user_id=mine.caller.user_id,
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        user_id=caller.user_id,
         endpoint=mine.endpoint,
         model=mine.model,
         prompt_tokens=0,
@@ -96,4 +104,4 @@ def note_refusal(error: BaseException, mine: Asked | None = None) -> None:
         code=str(told.code or ""),
         message=f"{told.param}: {told.message}" if told.param else told.message,
     )
-    keep_refusal(record, note)
+    return record, note

@@ -63,6 +63,7 @@ class GatewayView(APIView):
         required_scope: what a key needs beside being valid; "" for nothing.
         public: no key is asked for.
         comes_into_queue: what is asked waits for a model, and is refused where too much does.
+        refused_early: its body says which model and how urgent, as `inference.web.early` reads it.
         reads_body_itself: from the file that `inference.web.body.BODY` is.
     """
 
@@ -75,6 +76,7 @@ class GatewayView(APIView):
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
     comes_into_queue: ClassVar[bool] = False
+    refused_early: ClassVar[bool] = False
     reads_body_itself: ClassVar[bool] = False
     #: How any exception becomes a response: OpenAI's envelope.
     render_error = staticmethod(error_response)
@@ -94,7 +96,10 @@ class GatewayView(APIView):
         asked.set(mine if recorded else None)
         response: HttpResponseBase
         try:
-            note_patience(request.META)
+            meta = request.META
+            note_patience(
+                meta.get("HTTP_X_REQUEST_TIMEOUT"), meta.get("HTTP_X_STAINLESS_READ_TIMEOUT")
+            )
             handler = self._handler(request)
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:

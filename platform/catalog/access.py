@@ -27,6 +27,7 @@ __all__ = [
     "access_models",
     "access_replicas",
     "access_served_models",
+    "model_at_hand",
     "served_model_names",
     "tenant_cards",
 ]
@@ -81,11 +82,23 @@ async def access_model(caller: Caller, name: str | None) -> ModelCard:
         ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
         InvalidRequest: it has no name and there are several.
     """
-    cards = {
-        card_name: card
-        for card_name, card in (await tenant_cards(caller.tenant_id)).items()
-        if caller.may_use(card_name)
-    }
+    return _named(await tenant_cards(caller.tenant_id), caller, name)
+
+
+def model_at_hand(caller: Caller, name: str | None) -> ModelCard | None:
+    """What `access_model` returns, where that takes no look into the database; None elsewhere, and
+    where it raises.
+    """
+    cards = _cards.fresh(caller.tenant_id)
+    try:
+        return None if cards is None else _named(cards, caller, name)
+    except (ModelNotFound, InvalidRequest):
+        return None
+
+
+def _named(tenant_cards: Cards, caller: Caller, name: str | None) -> ModelCard:
+    """The caller's model with this name. Raises as `access_model`."""
+    cards = {each: card for each, card in tenant_cards.items() if caller.may_use(each)}
     if name is None:
         return _only(cards)
     card = cards.get(name)

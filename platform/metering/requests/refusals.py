@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from metering.requests.rows import Served
 #: Of one kind, in one process: so many a minute have a row of their own.
 SINGLE = 10
 WINDOW_S = 60.0
+#: How old what stands for those without a row may be; it isn't made for each of hundreds a second.
+LAST_EVERY_S = 1.0
 #: With more kinds than that they're told apart by tenant and reason alone.
 MOST_KINDS = 1000
 
@@ -23,6 +26,7 @@ class _Window:
     began: float
     count: int = 0
     last: Served | None = None
+    last_at: float = -math.inf
 
 
 class Refusals:
@@ -39,13 +43,11 @@ class Refusals:
         self._lock = threading.Lock()
         self._windows: dict[Kind, _Window] = {}
 
-    def note(self, refused: Served) -> None:
-        """One more was refused. Any thread."""
-        record, code = refused.record, refused.note.code
-        kind = (record.tenant_id, record.key_id, record.endpoint, record.status, code)
+    def note(self, kind: Kind, make: Callable[[], Served]) -> None:
+        """One more was refused; `make` is called where it's to be kept. Any thread."""
         with self._lock:
             if kind not in self._windows and len(self._windows) >= MOST_KINDS:
-                kind = (record.tenant_id, None, "", record.status, code)
+                kind = (kind[0], None, "", *kind[3:])
             now = self._clock()
             window = self._windows.get(kind)
             if window is None or now - window.began >= WINDOW_S:
@@ -53,9 +55,9 @@ class Refusals:
                 window = self._windows[kind] = _Window(now)
             window.count += 1
             if window.count <= SINGLE:
-                self._keep(refused)
-            else:
-                window.last = refused
+                self._keep(make())
+            elif now - window.last_at >= LAST_EVERY_S:
+                window.last, window.last_at = make(), now
 
     def sweep(self, *, all_of_them: bool = False) -> None:
         """Tell of the kinds whose minute is over."""

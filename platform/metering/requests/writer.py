@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
+from collections.abc import Callable
 
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from metering.records import UsageRecord
 from metering.requests.note import RequestNote
-from metering.requests.refusals import Refusals
+from metering.requests.refusals import Kind, Refusals
 from metering.requests.rows import Content, Served, insert
 from metering.retention import trim_requests
 
@@ -38,9 +39,9 @@ def keep_request(record: UsageRecord, note: RequestNote) -> None:
     _waiting.append(Served(record, note))
 
 
-def keep_refusal(record: UsageRecord, note: RequestNote) -> None:
-    """A request was refused before it ran. Of many of a kind few are kept."""
-    _refusals.note(Served(record, note))
+def keep_refusal(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestNote]]) -> None:
+    """A request was refused before it ran. Of many of a kind few are kept, and made."""
+    _refusals.note(kind, lambda: Served(*make()))
 
 
 def keep_content(content: Content) -> None:
