@@ -36,14 +36,14 @@ class _Row:
 
     Attributes:
         matched: see `Guess`, of the newest ones.
-        on_credit: a draft model is reading it, for which its tenant owes.
+        begun: a draft model is reading it, and isn't at its end yet.
     """
 
     sequence: Sequence
     tenant: str
     chances: Chances
     matched: int = 0
-    on_credit: bool = False
+    begun: bool = False
 
 
 class Drafter:
@@ -258,10 +258,8 @@ class Drafter:
         total = sum(to_read.values())
         for seq_id, expected in to_read.items():
             row, part = self._rows[seq_id], expected / total if total else 1.0 / len(to_read)
-            on_credit = row.on_credit or seq_id in self._planner.lent
-            pay = self._purses.pay_reading if on_credit else self._purses.pay
-            self._charge(pay, seconds * part, [row], step)
-            row.on_credit = on_credit and seq_id not in drawn
+            self._charge(self._purses.pay_reading, seconds * part, [row], step)
+            row.begun = seq_id not in drawn
 
     def _possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
         """The first of a sequence's drafts, those that may come: its adapter may have fewer tokens
@@ -352,7 +350,7 @@ class Drafter:
         """What a draft model must read first, beyond what it has begun to read, and the tokens that
         gain by it.
         """
-        if self.model is None or row.on_credit:
+        if self.model is None or row.begun:
             return 0.0, 1
         left = row.sequence.max_output_tokens - row.sequence.num_output_tokens
         return self.model.to_read(row.sequence), max(1, min(left, _GAINING))

@@ -26,21 +26,3 @@ class Offer(NamedTuple):
     tenant: str
     reading: float = 0.0
     gaining: int = 1
-
-
-class Found(NamedTuple):
-    """What pays.
-
-    Attributes:
-        chosen: the sequences whose drafts are worth looking at, one by one.
-        taken: so many of the first ones pay.
-        best: tokens per second that they promise.
-        poor: whether there are none since their tenants could bear none.
-        lent: sequences that are read on credit.
-    """
-
-    chosen: list[int]
-    taken: int
-    best: float
-    poor: bool
-    lent: set[int]

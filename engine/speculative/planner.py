@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
 from math import inf, log
+from operator import itemgetter
 
-from engine.speculative.at_once import paying_at_once
-from engine.speculative.offers import Found, Offer, Step
-from engine.speculative.purses import Bills, Purses
+from engine.speculative.offers import Offer, Step
+from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
@@ -17,10 +17,10 @@ _WORTH = 1.03
 #: One step in so many goes without, to see what it takes: of those in which drafts promise less
 #: than so many times the tokens per second, and of others.
 _SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
-#: More drafts from text than this are looked at all at once: fewer take less time one by one.
-_MANY = 40
 #: The part of steps' time that may go into seeing what wider ones, and a draft, take by now.
 _TRIALS = 0.003
+#: The chance that a draft holds, its place among its sequence's, and whose it is.
+_Draft = tuple[float, int, Offer]
 
 
 class Planner:
@@ -31,7 +31,6 @@ class Planner:
         pays: whether any of the drafts that were promised last would pay.
         poor: whether none was chosen last since a tenant could bear none.
         trying: whether those chosen last don't pay, and are a trial alone.
-        lent: sequences among those chosen last that are read on credit.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Planner:
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
         self._drafted = 0
         self.pays = self.poor = self.trying = False
-        self.lent: set[int] = set()
 
     def could_pay(self, step: Step) -> bool:
         """Whether drafts would pay if all held, and nothing but the wider step took time."""
@@ -91,76 +89,99 @@ class Planner:
         allowed = _TRIALS * age * self._costs.seconds(step.width) - reading
         return max(0, min(int(allowed / each), width, step.most - taken))
 
-    def choose(self, offers: list[Offer], step: Step) -> dict[int, int]:
+    def choose(self, offers: list[Offer], step: Step) -> Counter[int]:
         """How many of each sequence's first ones pay, and are paid for here."""
-        counts = Counter(self._paying(offers, step))
+        counts = Counter([offer.seq_id for _, _, offer in self._paying(offers, step)])
         self._charge(offers, counts, step)
         tried = self._tried(offers, counts, step)
         self.trying = bool(tried and not counts)
         counts.update(tried)
         return counts
 
-    def _paying(self, offers: list[Offer], step: Step) -> list[int]:
-        """The sequences whose drafts pay, one by one."""
+    def _paying(self, offers: list[Offer], step: Step) -> list[_Draft]:
+        """The drafts that pay, the likeliest first."""
         costs, width = self._costs, step.width
         at_best = costs.seconds(width) * (1.0 - costs.doubt(width))
-        best, found = _WORTH * width / at_best, None
-        if self._model is None and sum(len(each.chances) for each in offers) > _MANY:
-            found = paying_at_once(offers, step, costs, self._purses, best)
-        chosen, taken, best, self.poor, self.lent = found or self._one_by_one(offers, step, best)
-        self.pays = taken > 0
-        if self.pays:
-            self._drafted += 1
-            often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
-            taken = 0 if self._drafted % often == 0 else taken
-        return chosen[:taken]
+        readable, left = self._readable(offers, step)
+        self.poor = len(readable) < len(offers)
+        drafts, best = self._best(readable, left, step, _WORTH * width / at_best)
+        self.pays, self.poor = bool(drafts), self.poor and not drafts
+        if not drafts:
+            return []
+        self._drafted += 1
+        often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
+        return [] if self._drafted % often == 0 else drafts
 
-    def _one_by_one(self, offers: list[Offer], step: Step, best: float) -> Found:
-        """See `Found`; `best`: tokens per second that have to be surpassed."""
-        costs, width, left = self._costs, step.width, sum(len(each.chances) for each in offers)
-        now, tokens, taken = costs.seconds(width), float(width), 0
-        chosen: list[int] = []
-        most = min(step.most, left)
+    def _readable(self, offers: list[Offer], step: Step) -> tuple[list[Offer], dict[str, float]]:
+        """The offers that nothing has to be read for, and as many of the others, the likeliest, as
+        their tenants may owe for; and what drafts may then cost each tenant.
+        """
+        purses, tenants = self._purses, {offer.tenant for offer in offers}
+        left = {tenant: purses.left(tenant) for tenant in tenants}
+        if not any(offer.reading for offer in offers):
+            return offers, left
+        price, readable = step.width / self._costs.seconds(step.width), list[Offer]()
+        owed = dict.fromkeys(tenants, 0.0)
+        for offer in sorted(offers, key=lambda offer: offer.chances[:1], reverse=True):
+            if not offer.reading or owed[offer.tenant] <= purses.left_to_read(offer.tenant):
+                owed[offer.tenant] += offer.reading * price
+                readable.append(offer)
+        for tenant, tokens in owed.items():
+            left[tenant] -= min(tokens, purses.brought(tenant))
+        return readable, left
+
+    def _best(
+        self, offers: list[Offer], left: dict[str, float], step: Step, least: float
+    ) -> tuple[list[_Draft], float]:
+        """The drafts that give the most tokens per second, and how many; none where that isn't more
+        than `least`. Those of a tenant cost no more than what it has left.
+        """
+        costs, width, now = self._costs, step.width, self._costs.seconds(step.width)
+        drafts = [
+            (chance, place, offer) for offer in offers for place, chance in enumerate(offer.chances)
+        ]
+        drafts.sort(key=itemgetter(0), reverse=True)  # a row's stay in order
+        most = min(step.most, len(drafts))
         wide, doubted = costs.with_each(width, most, step.beside)
-        bills, begun, unread = Bills(self._purses), set[int](), set[int]()
-        depth, drawing, reading, count = 0, step.planning, 0.0, 1
-        queue = [(-each.chances[0], 0, -each.seq_id, each) for each in offers if each.chances]
-        heapify(queue)
-        while queue:
-            below, place, order, offer = queue[0]
-            seq_id, behind = -order, place + 1
-            if behind < len(offer.chances):
-                heapreplace(queue, (-offer.chances[behind], behind, order, offer))
-            else:
-                heappop(queue)
-            left -= 1
-            if seq_id in unread:
-                continue
-            new, drawn, read = seq_id not in begun, drawing, reading
-            if new or place >= depth:
-                drawn = step.planning + self._drawing(max(depth, behind), len(begun) + new)
-            if new:
-                read += offer.reading / offer.gaining
-            seconds = doubted[count - 1] + drawn + read
-            if (tokens - (left + 1) * below) / seconds <= best:
-                break  # even if all that are left were as likely, and free
-            price = max(0.0, (wide[count - 1] + drawn) / now - 1.0) * width / count
-            bill = bills[offer.tenant]
-            if new and not bill.reads(seq_id, offer.reading * width / now, price):
-                unread.add(seq_id)  # and so are those behind it
-                continue
-            if not bill.takes(price):
-                continue
-            begun.add(seq_id)
-            depth, drawing, reading = max(depth, behind), drawn, read
-            tokens -= below
-            chosen.append(seq_id)
-            if tokens / seconds > best:
-                best, taken = tokens / seconds, count
-            if count == most:
+        while drafts:
+            drawing, reading = self._before(drafts[:most], step)
+            held = accumulate([draft[0] for draft in drafts[:most]], initial=width)
+            next(held)
+            rates = [
+                tokens / (seconds + drawn + read)
+                for tokens, seconds, drawn, read in zip(
+                    held, doubted, drawing, reading, strict=False
+                )
+            ]
+            best = max(rates)
+            if best <= least:
                 break
-            count += 1
-        return Found(chosen, taken, best, count == 1 and bills.refused, bills.lent)
+            chosen = drafts[: rates.index(best) + 1]
+            prices = [
+                max(0.0, (seconds + drawn) / now - 1.0) * width / count
+                for count, (seconds, drawn) in enumerate(zip(wide, drawing, strict=False), 1)
+            ]
+            ends = _ends(chosen, prices, left)
+            if not ends:
+                return chosen, best
+            self.poor, behind = True, len(drafts)
+            drafts = [
+                draft for at, draft in enumerate(drafts) if at < ends.get(draft[2].tenant, behind)
+            ]
+        return [], least
+
+    def _before(self, drafts: list[_Draft], step: Step) -> tuple[list[float], list[float]]:
+        """Of the first one, two ... of these: seconds that planning and drawing them take, and the
+        step's part of reading.
+        """
+        if self._model is None:
+            return [step.planning] * len(drafts), [0.0] * len(drafts)
+        rows = list(accumulate([not place for _, place, _ in drafts]))
+        depths = accumulate([place + 1 for _, place, _ in drafts], max)
+        each = [self._model.seconds(count) for count in range(rows[-1] + 1)]
+        drawing = [step.planning + depth * each[n] for depth, n in zip(depths, rows, strict=True)]
+        reading = [0.0 if place else offer.reading / offer.gaining for _, place, offer in drafts]
+        return drawing, list(accumulate(reading))
 
     def _tried(self, offers: list[Offer], counts: Counter[int], step: Step) -> list[int]:
         """The sequences whose drafts beyond the first so many are a trial, one by one. A model
@@ -194,3 +215,16 @@ class Planner:
         price = max(0.0, wider / now - 1.0) * step.width / total
         for each in offers:
             self._purses.pay(each.tenant, counts[each.seq_id] * price)
+
+
+def _ends(drafts: list[_Draft], prices: list[float], left: dict[str, float]) -> dict[str, int]:
+    """By tenant: from which of the drafts on it can't bear its own, where there is one. `prices`:
+    of each, if there were no more than it and those before.
+    """
+    counts, ends = dict.fromkeys(left, 0), dict[str, int]()
+    for at, ((_, _, offer), price) in enumerate(zip(drafts, prices, strict=False)):
+        tenant = offer.tenant
+        counts[tenant] += 1
+        if counts[tenant] * price > left[tenant]:
+            ends.setdefault(tenant, at)
+    return ends

@@ -12,7 +12,7 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
 #: from better times.
-_CREDIT, _LOOKS, _MOST = 0.2, 0.1, 4.0
+_CREDIT, _LOOKS, _MOST = 0.35, 0.1, 4.0
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
@@ -118,71 +118,3 @@ class Purses:
         purse = self._purses.get(tenant)
         if purse is not None:
             purse.balance += tokens
-
-
-class Bill:
-    """What a step that is being planned would cost a tenant.
-
-    Attributes:
-        lent: the sequences that are read on credit.
-        refused: whether any draft was, or anything that had to be read.
-    """
-
-    def __init__(self, purses: Purses, tenant: str) -> None:
-        self._most, self._brought = purses.left(tenant), purses.brought(tenant)
-        self._left, self._to_read = self._most, purses.left_to_read(tenant)
-        #: Drafts, and tokens for reading: on credit, and those that are paid as drafts are.
-        self._count, self._credit, self._paid = 0, 0.0, 0.0
-        self._closed = self.refused = False
-        self.lent: list[int] = []
-
-    def takes(self, price: float) -> bool:
-        """Whether it can have one draft more, where each costs `price` tokens; where it can't it
-        has no more of them, as those behind need those before.
-        """
-        if self._closed:
-            return False
-        if (self._count + 1) * price > self._left:
-            self._closed = self.refused = True
-            return False
-        self._count += 1
-        return True
-
-    def reads(self, seq_id: int, price: float, draft: float) -> bool:
-        """Whether a sequence can be read, which takes `price` tokens, for drafts of which each
-        costs `draft`.
-        """
-        if price <= 0.0:
-            return True
-        if self._credit <= self._to_read:
-            self._credit += price
-            self.lent.append(seq_id)
-        elif (self._count + 1) * draft + price > self._left:
-            self.refused = True
-            return False
-        else:
-            self._paid += price
-        self._left = self._most - min(self._brought, self._credit) - self._paid
-        return True
-
-
-class Bills(dict[str, Bill]):
-    """By tenant."""
-
-    def __init__(self, purses: Purses) -> None:
-        super().__init__()
-        self._purses = purses
-
-    def __missing__(self, tenant: str) -> Bill:
-        made = self[tenant] = Bill(self._purses, tenant)
-        return made
-
-    @property
-    def refused(self) -> bool:
-        """Whether anything was."""
-        return any(bill.refused for bill in self.values())
-
-    @property
-    def lent(self) -> set[int]:
-        """All sequences that are read on credit."""
-        return {seq_id for bill in self.values() for seq_id in bill.lent}

@@ -16,14 +16,16 @@ PROMPTS = (
 )
 
 
-def test_a_widened_model_gives_the_same_logits(tmp_path: Path) -> None:
-    widen(HERE / "model", tmp_path, 4)
+@pytest.mark.parametrize("layers", [0, 9])
+def test_a_widened_model_gives_the_same_logits(layers: int, tmp_path: Path) -> None:
+    widen(HERE / "model", tmp_path, 4, layers)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     small, wide = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (HERE / "model", tmp_path)
     )
     assert wide.config.hidden_size == 4 * small.config.hidden_size
+    assert len(wide.model.layers) == (layers or len(small.model.layers))
     for prompt in PROMPTS:
         tokens = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.inference_mode():
@@ -36,3 +38,9 @@ def test_a_widened_model_gives_the_same_logits(tmp_path: Path) -> None:
 def test_factors_that_norms_cannot_make_up_for_are_refused(factor: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4, 16, 64"):
         widen(HERE / "model", tmp_path, factor)
+
+
+def test_fewer_layers_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 6 layers; got 3"):
+        widen(HERE / "model", tmp_path / "never", 4, 3)
+    assert not (tmp_path / "never").exists()

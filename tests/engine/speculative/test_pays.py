@@ -35,6 +35,7 @@ MILLIONS = line((1, 4.0), (4, 4.6), (8, 5.5), (9, 5.8), (16, 7.9), (32, 14.9), (
 MACHINES: dict[str, tuple[Cost, Cost | None, float]] = {
     "billion": (BILLION, None, 0.0002),
     "billion, draft model": (BILLION, lambda rows: 0.012 + 0.002 * rows, 0.0002),
+    "billion, head": (BILLION, lambda rows: 0.2 + 0.004 * rows, 0.0002),
     "millions": (MILLIONS, None, 0.03),
     "millions, draft model": (MILLIONS, lambda rows: 0.8 + 0.12 * rows, 0.02),
     "computes": (computes, None, 0.01),
@@ -142,6 +143,17 @@ def test_one_stream_gets_what_its_text_gives(p: float, least: float) -> None:
         for seed in range(3)
     ]
     assert sum(found) / len(found) >= least, found
+
+
+def test_a_head_that_is_a_fifth_of_its_model_is_tried_from_the_first_tokens_on() -> None:
+    cost, draft, look = MACHINES["billion, head"]
+    found = [
+        Simulation(cost, 1, often(0.8), draft=draft, look=look, lengths=(60, 200), seed=seed)
+        .run(60)
+        .speed_up
+        for seed in range(5)
+    ]
+    assert sum(found) / len(found) > 1.3, found
 
 
 def test_a_draft_model_that_holds_pays_for_eight() -> None:

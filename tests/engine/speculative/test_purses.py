@@ -9,7 +9,7 @@ import pytest
 from engine.speculative import purses as module
 from engine.speculative.offers import Offer, Step
 from engine.speculative.planner import Planner
-from engine.speculative.purses import Bill, Bills, Purses
+from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 
 
@@ -93,26 +93,6 @@ def test_what_was_read_for_nothing_is_forgiven_in_time() -> None:
     assert purses.left_to_read("a") > 0.0
 
 
-def test_a_sequence_is_read_on_credit_others_where_drafts_brought_it_or_can_bear_it() -> None:
-    purses = filled(a=10, b=1)
-    bills, more = Bills(purses), purses.left_to_read("a") + 0.1
-    assert [bills["a"].reads(seq_id, more, 0.1) for seq_id in range(3)] == [True, False, False]
-    assert bills["b"].reads(9, 3.0, 0.1)
-    assert bills.lent == {0, 9}
-    assert bills["a"].reads(3, 0.0, 0.1)  # nothing to read
-    price = 0.3 * purses.left("a")
-    assert [bills["a"].reads(4 + n, price, price) for n in range(3)] == [True, True, False]
-    assert bills.lent == {0, 9}
-    assert bills["a"].takes(price)
-    assert not bills["a"].takes(price)  # two readings and a draft are all that it can bear
-    assert bills.refused
-    purses.earn("a", 2 * more)
-    rich = Bill(purses, "a")
-    assert [rich.reads(seq_id, more, 0.1) for seq_id in range(4)] == [True, True, True, False]
-    assert rich.lent == [0, 1, 2]
-    assert not rich.takes(purses.left("a") - purses.brought("a") + 0.1)
-
-
 def test_tenants_pay_for_themselves_alone() -> None:
     purses, untouched = filled(a=1, b=1), filled(a=1, b=1)
     purses.pay("a", 5.0)
@@ -130,16 +110,6 @@ def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
     purses.earn("b", 2.0)  # it's nobody's
     purses.fill(3, {"b": 1})
     assert purses.left("b") == filled(b=1).left("b")
-
-
-def test_a_step_takes_what_a_tenant_can_bear_and_no_draft_behind_one_that_it_cannot() -> None:
-    purses = filled(a=1, b=1)
-    purses.earn("a", 1.0)
-    bill, price = Bill(purses, "a"), purses.left("a") / 3.5
-    assert [bill.takes(price) for _ in range(5)] == [True, True, True, False, False]
-    assert not bill.takes(0.0)
-    assert not Bill(purses, "b").takes(price)
-    assert Bill(purses, "b").takes(0.0)
 
 
 def test_the_time_that_planning_takes_is_a_drafts_too() -> None:
