@@ -129,7 +129,8 @@ class Engine:
     @contextlib.contextmanager
     def started(cls, model: Path, **options: object) -> Iterator[Self]:
         """One with these options of `LLM`, until the context ends."""
-        processes = multiprocessing.get_context("spawn")
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__])
         mine, its = processes.Pipe()
         process = processes.Process(target=_serve, args=(its, str(model), options), daemon=True)
         process.start()
