@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / storey).rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Of a file's code, which is looked through once for each addition."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def touched(addition: Addition) -> list[Touched]:
     """The files that know of an addition and aren't its own."""
     found = []
@@ -69,7 +76,7 @@ def touched(addition: Addition) -> list[Touched]:
         name = str(path.relative_to(ROOT))
         if addition.own.search(name):
             continue
-        names, decides = touch_of(addition, ast.parse(path.read_text(encoding="utf-8")))
+        names, decides = touch_of(addition, tree_of(path))
         if names:
             found.append(Touched(name, names, decides))
     return found

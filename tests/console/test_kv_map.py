@@ -12,6 +12,7 @@ import redis
 
 from console.kv import consumer as kv_consumer
 from console.kv import hub as kv_hub
+from console.kv import snapshot as kv_snapshot
 from console.kv.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
 from console.kv.mirror import Mirror
 from console.kv.sight import OperatorSight, TenantSight
@@ -220,8 +221,9 @@ ROLES = {
 
 @pytest.mark.parametrize("who", ROLES)
 def test_who_sees_which_replica_and_the_button(
-    login: Login, people: None, beat: Beat, who: str
+    login: Login, people: None, beat: Beat, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kv_snapshot, "WAIT_S", 0.3)
     beat(heartbeat("acme-1", "acme-private", stats={"num_blocks": 64}))
     sees, proves = ROLES[who]
     client = login(who)

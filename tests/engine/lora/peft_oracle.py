@@ -5,6 +5,7 @@ It is imported where it's used: that takes seconds, in each process that collect
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from pathlib import Path
@@ -77,6 +78,7 @@ class PeftOracle:
         logging.getLogger("peft").setLevel(logging.ERROR)
         self._more_tokens = more_tokens
         self._model, self._adapters = model, adapters
+        self._bases: dict[int, Any] = {}
 
     def greedy(self, prompt: list[int], count: int, adapter: str | None) -> list[int]:
         """Exactly `count` tokens, EOS ignored."""
@@ -95,12 +97,19 @@ class PeftOracle:
     def _load(self, adapter: str | None) -> Any:
         from peft import PeftModel
 
-        base = _resized(self._model, 0 if adapter is None else self._more_tokens)
+        base = self._base(0 if adapter is None else self._more_tokens)
         if adapter is not None:
+            base = copy.deepcopy(base)  # PEFT puts its own layers into it
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 base = PeftModel.from_pretrained(base, self._adapters[adapter])
         return base.eval()
+
+    def _base(self, more_tokens: int) -> Any:
+        """The model with room for so many more tokens, read once."""
+        if more_tokens not in self._bases:
+            self._bases[more_tokens] = _resized(self._model, more_tokens)
+        return self._bases[more_tokens]
 
 
 def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -12,8 +12,10 @@ from engine.speculative.step_costs import StepCosts
 def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wider steps take no longer, and no tenant pays for what drafts and looks take.
 
-    No width is timed at the start, where nobody would note it: that took longer than most tests.
+    Neither widths nor a model's draws are timed at the start, where nobody would note it: that took
+    longer than most tests.
     """
+    monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
     monkeypatch.setattr(StepCosts, "note", lambda *_: None)
     monkeypatch.setattr(StepCosts, "widest", 10**6)
