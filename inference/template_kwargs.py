@@ -18,6 +18,7 @@ _RESERVED = frozenset(
         "tokenizer",
         "limits",
         "content_format",
+        "most_tokens",
     }
 )
 

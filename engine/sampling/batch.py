@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,13 +28,23 @@ SMALL_TOP_K = 256
 LOOKAHEAD = 32
 
 
+@cache
+def _no_rows(device: torch.device) -> Tensor:
+    """The index of none: most batches have no rows of most kinds, and steps with a prompt in them a
+    new batch each.
+    """
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
 class Rows:
     """Some rows of the logits. `index` is None where they are all of them, so nothing is copied."""
 
     def __init__(self, rows: Sequence[int], total: int, device: torch.device) -> None:
         self.rows = list(rows)
         self.index: Tensor | None = None
-        if len(self.rows) != total:
+        if not self.rows:
+            self.index = _no_rows(device)
+        elif len(self.rows) != total:
             self.index = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
 
     def __len__(self) -> int:

@@ -107,8 +107,8 @@ class Constraints:
     def _stack_bias(self, states: Sequence[SequenceSampling]) -> None:
         pairs, values = Pairs(self._vocab_size), []
         for row, state in enumerate(states):
-            bias = state.params.logit_bias or {}
-            values += [float(bias[token]) for token in pairs.add(row, bias)]
+            if bias := state.params.logit_bias:
+                values += [float(bias[token]) for token in pairs.add(row, bias)]
         self._bias = None
         if values:
             tensor = to_device(torch.tensor(values, dtype=torch.float32), self._device)

@@ -34,6 +34,11 @@ _SPARSE, _MOST_UNUSED = 4, 1 << 16
 _LONG_CHARS = 4096
 #: Of one text: no context is longer, and a list of them holds up other threads while it's made.
 MAX_TOKENS = 1 << 20
+#: Characters a token of the beginning that is read first of a text that may be too long: few
+#: languages have more of them, and what the library makes of ten megabytes is a gigabyte.
+CHARS_A_TOKEN = 6
+#: Tokens that a cut may make of its last word; no vocabulary has longer pieces in characters.
+_OF_A_CUT = 512
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
 _PANIC = "PanicException"
 
@@ -82,15 +87,56 @@ def _is_library_error(error: BaseException) -> bool:
 
 
 def encode(
-    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool = False
+    backend: tokenizers.Tokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    offsets: bool = False,
+    most: int | None = None,
 ) -> tokenizers.Encoding:
     """The tokens of a text.
 
     Args:
         offsets: where each token stands in the text is needed too.
+        most: with how many tokens the text is of no use; None: `MAX_TOKENS`.
 
-    Raises: `InvalidRequest` where the tokenizer has none for it, or more than anyone can use.
+    Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
+        than `MAX_TOKENS`, and for a text so long that over `most` are found in its beginning.
     """
+    check_beginning(backend, text, most)
+    found = _encode(backend, text, add_special_tokens, offsets)
+    if len(found) > MAX_TOKENS:
+        raise ContextLengthExceeded(
+            f"The text has {len(found)} tokens; {MAX_TOKENS} are the most.", param="prompt"
+        )
+    return found
+
+
+def check_beginning(backend: tokenizers.Tokenizer, text: str, most: int | None) -> None:
+    """Raise `ContextLengthExceeded` for a text whose beginning has over `most` tokens already.
+
+    The rest isn't looked at. What is cut off changes a beginning's tokens about its end alone.
+    """
+    limit = MAX_TOKENS if most is None else most
+    size = CHARS_A_TOKEN * limit + _OF_A_CUT
+    while size < len(text):
+        count = len(_encode(backend, text[:size], add_special_tokens=False, offsets=False))
+        if count > limit + _OF_A_CUT:
+            raise over(limit, of_context=most is not None)
+        size *= 4
+
+
+def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
+    """The error for a text of over `most` tokens, of which nobody counted all."""
+    which = f"the model's context is {most} tokens" if of_context else f"{most} are the most"
+    return ContextLengthExceeded(
+        f"There are more than {most} tokens in the prompt; {which}.", param="prompt"
+    )
+
+
+def _encode(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, offsets: bool
+) -> tokenizers.Encoding:
     # The library holds Python's lock for all of `encode`: seconds for a megabyte, in which no
     # other thread runs. It lets go of it in a batch.
     batch = backend.encode_batch if offsets else backend.encode_batch_fast
@@ -105,10 +151,6 @@ def encode(
         raise InvalidRequest(
             f"The model's tokenizer can't read the text: {shortened(error)}.", param="prompt"
         ) from error
-    if len(found) > MAX_TOKENS:
-        raise ContextLengthExceeded(
-            f"The text has {len(found)} tokens; {MAX_TOKENS} are the most.", param="prompt"
-        )
     return found
 
 

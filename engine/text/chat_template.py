@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import ConfigError, InvalidRequest
+from engine.text.backend import over
 from engine.text.continuation import cut_at_tag, open_final_message
 from engine.text.control_tokens import ControlTokens, Mask, masked, masked_messages
 from engine.text.jinja import ChatTemplate, compile_template
@@ -118,6 +119,7 @@ def render_chat(
     documents: list[dict[str, Any]] | None = None,
     limits: RenderLimits = DEFAULT_LIMITS,
     content_format: str = "auto",
+    most_tokens: int | None = None,
     **kwargs: Any,
 ) -> list[int]:
     """Token ids of a chat, as the model's template lays it out.
@@ -135,12 +137,14 @@ def render_chat(
         chat_template: the name of one of the folder's templates, or a Jinja source.
         limits: what the template may spend.
         content_format: how the template gets content: "string", "openai" (parts) or "auto".
+        most_tokens: over how many the chat is of no use; see `Tokenizer.encode`.
         kwargs: further variables for the template.
 
     Raises:
         TemplateLimit: the template takes too many steps, or too long.
         InvalidRequest: messages that aren't such, a template that refuses (with its message), no
             template at all.
+        ContextLengthExceeded: far more than `most_tokens`.
     """
     chat = _chat(
         tokenizer,
@@ -157,8 +161,8 @@ def render_chat(
     control = _control_tokens(tokenizer)
     inputs = [chat.messages, chat.inputs]
     if not control.may_begin_in(inputs):
-        return tokenizer.encode(chat.render(), add_special_tokens=False)
-    return _encode_guarded(tokenizer, control, chat, Mask(control, inputs))
+        return tokenizer.encode(chat.render(), add_special_tokens=False, most=most_tokens)
+    return _encode_guarded(tokenizer, control, chat, Mask(control, inputs), most_tokens)
 
 
 def _chat(
@@ -221,7 +225,7 @@ def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
 
 
 def _encode_guarded(
-    tokenizer: Tokenizer, control: ControlTokens, chat: _Chat, mask: Mask
+    tokenizer: Tokenizer, control: ControlTokens, chat: _Chat, mask: Mask, most: int | None
 ) -> list[int]:
     """Ids of a chat in which the client's strings may hold control tokens, or parts of them."""
     whole = chat.masked(mask.tokens)
@@ -232,12 +236,12 @@ def _encode_guarded(
         # changes what the template's own tests (`'<b>' in content`) see.
         text = full
     elif whole == chat:
-        return tokenizer.encode(text, add_special_tokens=False)
-    return _encode_segments(tokenizer, control, mask, text)
+        return tokenizer.encode(text, add_special_tokens=False, most=most)
+    return _encode_segments(tokenizer, control, mask, text, most)
 
 
 def _encode_segments(
-    tokenizer: Tokenizer, control: ControlTokens, mask: Mask, text: str
+    tokenizer: Tokenizer, control: ControlTokens, mask: Mask, text: str, most: int | None
 ) -> list[int]:
     """Ids of masked text: control tokens by id, what lies between them as plain characters."""
     ids: list[int] = []
@@ -245,13 +249,18 @@ def _encode_segments(
     for found in control.pattern.finditer(text):
         token = tokenizer.added_token(found[0])
         before = text[position : found.start()]
-        ids += _plain(tokenizer, mask, before.rstrip() if token.lstrip else before, position > 0)
+        before = before.rstrip() if token.lstrip else before
+        ids += _plain(tokenizer, mask, before, position > 0, most)
         ids.append(token.id)
+        if most is not None and len(ids) > most:
+            raise over(most, of_context=True)
         position = found.end()
         if token.rstrip:
             position += len(text[position:]) - len(text[position:].lstrip())
-    return ids + _plain(tokenizer, mask, text[position:], position > 0)
+    return ids + _plain(tokenizer, mask, text[position:], position > 0, most)
 
 
-def _plain(tokenizer: Tokenizer, mask: Mask, text: str, inside: bool) -> list[int]:
-    return tokenizer.encode_plain(mask.restore(text), inside=inside) if text else []
+def _plain(
+    tokenizer: Tokenizer, mask: Mask, text: str, inside: bool, most: int | None
+) -> list[int]:
+    return tokenizer.encode_plain(mask.restore(text), inside=inside, most=most) if text else []

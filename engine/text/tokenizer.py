@@ -104,7 +104,12 @@ class Tokenizer:
     # --- text to ids ---------------------------------------------------------------------------
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, parse_special: bool = True
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        *,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of `text`.
 
@@ -112,9 +117,11 @@ class Tokenizer:
             text: lone surrogates are read as U+FFFD.
             add_special_tokens: add what the model expects around a text (BOS, mostly).
             parse_special: read control tokens written in the text as such; False: as characters.
+            most: over how many tokens a text is of no use: one that is far longer isn't read
+                to its end. None: a million.
 
         Raises:
-            InvalidRequest: `text` is no string.
+            InvalidRequest: `text` is no string. ContextLengthExceeded: it's far too long.
         """
         if not isinstance(text, str):
             raise InvalidRequest(
@@ -122,8 +129,8 @@ class Tokenizer:
             )
         text = without_surrogates(text)
         if parse_special:
-            return encode(self._backend, text, add_special_tokens=add_special_tokens).ids
-        ids = self.encode_plain(text)
+            return encode(self._backend, text, add_special_tokens=add_special_tokens, most=most).ids
+        ids = self.encode_plain(text, most=most)
         return self.wrapped(ids) if add_special_tokens else ids
 
     def encode_parts(
@@ -143,13 +150,16 @@ class Tokenizer:
         """The beginning of `text` with at most `limit` (>= 1) tokens; see `engine.text.parts`."""
         return shortened_text(self._backend, without_surrogates(text), limit)
 
-    def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
+    def encode_plain(
+        self, text: str, *, inside: bool = False, most: int | None = None
+    ) -> list[int]:
         """Token ids of `text` with every control token read as ordinary characters.
 
         `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
+        `most`: as of `encode`, which says what it raises.
         """
         backend = self._plain_backend(inside)
-        ids: list[int] = encode(backend, text, add_special_tokens=False).ids
+        ids: list[int] = encode(backend, text, add_special_tokens=False, most=most).ids
         forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
         if forged is None:
             return ids

@@ -47,7 +47,7 @@ async def chat_job(
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
         parsers, constraint, sampling = await beside(_form, chat, served)
-        prompt = await prompt_token_ids(chat, served)
+        prompt = await prompt_token_ids(chat, served, generates=True)
         prompt = truncated(
             prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
         )
@@ -109,16 +109,23 @@ def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) ->
     sampling.max_tokens = max(1, min(sampling.max_tokens, room - prompt_tokens))
 
 
-async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
-    """The chat's token ids."""
+async def prompt_token_ids(
+    chat: ChatRequest, served: Served, *, generates: bool = False
+) -> list[int]:
+    """The chat's token ids. `generates`: they are to fit the model's context, unless cut to it.
+
+    Raises: what `chat_token_ids` does.
+    """
     variables = template_variables(chat, served.tokenizer.chat_template or "")
     messages = await beside(_messages, chat, served.tokenizer)
     tools = await beside(lambda: chat.tools_in_use)
+    whole = generates and not chat.truncate_prompt_tokens
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
         messages,
         tools=tools,
+        most_tokens=served.info.max_model_len if whole else None,
         add_generation_prompt=bool(chat.add_generation_prompt),
         continue_final_message=bool(chat.continue_final_message),
         chat_template=chat.chat_template,

@@ -38,6 +38,7 @@ from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
 from inference.metrics.flusher import Flusher, flush
 from inference.settings import GatewaySettings, gateway_settings, redis_url
+from inference.turns import in_turns
 
 logger = logging.getLogger(__name__)
 
@@ -266,10 +267,10 @@ class EngineClient:
 
     # -- tokens -------------------------------------------------------------------------------
 
-    def _deliver(self, batch: OutboxBatch) -> None:
+    async def _deliver(self, batch: OutboxBatch) -> None:
         for reply in batch.replies:
             self.controls.take(reply)
-        for delta in batch.deltas:
+        async for delta in in_turns(batch.deltas):  # a step may have thousands
             flight = self._flights.get(delta.request_id)
             if flight is None or not flight.placed:
                 self._take_farewell(delta)

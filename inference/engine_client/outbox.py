@@ -44,7 +44,7 @@ class OutboxReader:
         link: RedisLink,
         gateway_id: str,
         prefix: str,
-        deliver: Callable[[OutboxBatch], None],
+        deliver: Callable[[OutboxBatch], Awaitable[None]],
         save: Callable[[], Awaitable[None]],
         on_error: Callable[[], None],
     ) -> None:
@@ -73,11 +73,11 @@ class OutboxReader:
         async for entry_id, fields in in_turns(found[0][1] if found else ()):
             self._last = entry_id
             if fields and len(fields) > 1 and fields[0] == protocol.FIELD:
-                self._hand_out(fields[1])
+                await self._hand_out(fields[1])
         if time.monotonic() - self._trimmed_at >= TRIM_EVERY_S and self._trimmed != self._last:
             await self._trim()
 
-    def _hand_out(self, data: bytes) -> None:
+    async def _hand_out(self, data: bytes) -> None:
         try:
             batch = protocol.decode_outbox(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -86,7 +86,7 @@ class OutboxReader:
             return
         self._progress.note(batch)
         try:
-            self._deliver(batch)
+            await self._deliver(batch)
         except Exception:  # one bad batch must not end every stream of this process
             logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
 

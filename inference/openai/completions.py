@@ -135,6 +135,7 @@ async def _token_ids(
             served.info,
             [str(prompt) for prompt in prompts],
             add_special_tokens=special,
+            most=served.info.max_model_len if limit is None else None,
         )
         return [truncated(token_ids, limit, side) for token_ids in texts]
 

@@ -53,9 +53,14 @@ async def chat_token_ids(
 
 
 async def text_token_ids(
-    tokenizer: Tokenizer, model: ModelInfo, texts: Sequence[str], *, add_special_tokens: bool = True
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool = True,
+    most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of plain prompts, in their order.
+    """Token ids of plain prompts, in their order. `most`: as of `Tokenizer.encode`.
 
     Raises:
         InvalidRequest, ContextLengthExceeded: an empty one, or one too long to fit in any case.
@@ -67,7 +72,7 @@ async def text_token_ids(
 
     def encode_all() -> list[list[int]]:
         return [
-            untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+            untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most))
             for text in texts
         ]
 

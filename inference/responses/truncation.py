@@ -35,7 +35,7 @@ async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequ
     async def fits(count: int) -> bool:
         chat = make(count)
         try:
-            prompt = await prompt_token_ids(chat, served)
+            prompt = await prompt_token_ids(chat, served, generates=True)
         except ContextLengthExceeded:
             return False
         # A limit is a ceiling: one as large as the context mustn't cost all that was said.

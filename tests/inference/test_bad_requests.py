@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine.text import Tokenizer
+from engine.text import Tokenizer, backend
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import VOCAB, Gateway
 from tests.inference.scripted import byte_by_byte, says
@@ -315,6 +315,31 @@ async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) 
     reply = await served.client.chat("word " * 5000)
     assert (reply.status, reply.error["param"]) == (400, "messages")
     assert reply.error["code"] == "context_length_exceeded"
+    assert "2048" in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    read: list[int] = []
+    whole = backend._encode
+
+    def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(len(text))
+        return whole(of, text, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "_encode", noting)
+    text = "All work and no play makes a dull text. " * 4_000
+    fields = {"prompt": text} if path == "/v1/completions" else chat_body(text)
+    reply = await served.client.post(path, {"model": "fake", **fields})
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "more than 2048 tokens" in reply.error["message"]
+    assert sum(read) < len(text) / 10
+    # Cut to its end it's of use: all of it is read.
+    cut = await served.client.post(path, {"model": "fake", **fields, "truncate_prompt_tokens": 9})
+    assert cut.status == 200
+    assert cut.json()["usage"]["prompt_tokens"] == 9
 
 
 async def test_fault_06_what_only_doesnt_fit_beside_the_prompt_is_cut(gateway: Gateway) -> None:

@@ -11,51 +11,24 @@ import pytest
 
 from engine.contract import protocol
 from engine.contract.numerics import Numerics
-from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
+from engine.contract.protocol import ErrorInfo, OutboxBatch, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import failover, get_engine_client
 from inference.openai.schemas import ChatRequest
 from tests.fakes.fake_replica import FakeReplica
-from tests.inference.asgi_client import Exchange, chat_body, parse_events
+from tests.inference.asgi_client import chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
+from tests.inference.failing_over import (
+    COUNT,
+    expected_text,
+    expire,
+    read,
+    start,
+    tell_of_death,
+    text_of,
+    until_dead,
+)
 from tests.services import running_redis
-
-COUNT = 60
-
-
-def expected_text(tokenizer: Tokenizer, index: int = 0, count: int = COUNT) -> str:
-    prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
-    return tokenizer.decode(made_tokens(prompt, count, index))
-
-
-def start(gateway: Gateway, **fields: Any) -> Exchange:
-    body = chat_body(stream=True, max_tokens=COUNT, **fields)
-    return gateway.client.open("POST", "/v1/chat/completions", body)
-
-
-async def read(exchange: Exchange) -> list[Any]:
-    reply = await asyncio.wait_for(exchange.reply(), 30)
-    assert reply.status == 200, reply.body
-    return reply.events
-
-
-def text_of(events: list[Any], index: int = 0) -> str:
-    return "".join(
-        choice["delta"].get("content") or ""
-        for event in events
-        if isinstance(event, dict) and "choices" in event
-        for choice in event["choices"]
-        if choice["index"] == index
-    )
-
-
-async def until_dead(replica: FakeReplica) -> None:
-    await until(lambda: replica.state == "dead")
-
-
-async def expire(gateway: Gateway, replica: FakeReplica) -> None:
-    """What the heartbeat's TTL does to a dead replica, without the wait."""
-    await gateway.redis.delete(protocol.replica_key(replica.replica_id, gateway.prefix))
 
 
 @pytest.mark.parametrize("die_after", [0, 1, 17, COUNT - 1])
@@ -195,156 +168,6 @@ async def test_a_stream_that_has_begun_waits_longer_while_a_replica_loads(
         async with gateway.fake(load_seconds=1.0):
             await expire(gateway, first)
             assert text_of(await read(exchange)) == expected_text(tokenizer)
-
-
-async def test_a_request_whose_replicas_all_vanish_is_given_up(
-    gateway: Gateway, settings: Any
-) -> None:
-    """Nobody says what they were at: it may be the request."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(gateway.fake(die_after=0, replica_id="r0"))
-        await gateway.look()
-        asking = asyncio.create_task(gateway.client.chat())
-        for number in range(1, 8):
-            await asyncio.sleep(0.1)
-            if asking.done():
-                break
-            await expire(gateway, FakeReplica("redis://", replica_id=f"r{number - 1}"))
-            replica = gateway.fake(die_after=0, replica_id=f"r{number}")
-            await stack.enter_async_context(replica)
-            await gateway.look()
-        reply = await asking
-    assert (reply.status, reply.error["code"]) == (500, "engine_fault")
-    assert "3 replicas" in reply.error["message"]
-
-
-class Deaths:
-    """Replicas that die one after the other, each before a request's next token."""
-
-    def __init__(self, gateway: Gateway, stack: contextlib.AsyncExitStack) -> None:
-        self._gateway, self._stack = gateway, stack
-        self.replicas: list[FakeReplica] = []
-
-    async def next(self, *held: str, die_after: int | None = 0) -> FakeReplica:
-        """The one before is dead, and another replica is there.
-
-        `held`: what that was at; "it" for the request that it was given last.
-        """
-        if self.replicas:
-            lost = self.replicas[-1]
-            await until_dead(lost)
-            own = lost.received[-1].request_id
-            ids = [own if word == "it" else word for word in held]
-            await tell_of_death(self._gateway, lost, ids)
-            await expire(self._gateway, lost)
-        replica = self._gateway.fake(die_after=die_after)
-        self.replicas.append(await self._stack.enter_async_context(replica))
-        await self._gateway.look()
-        return replica
-
-
-async def test_replicas_that_die_over_other_requests_are_no_fault_of_one_that_waits(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
-) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        for _ in range(5):
-            await deaths.next("another")
-        last = await deaths.next("another", die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
-    assert not last.received[-1].isolated
-
-
-async def test_after_two_deaths_in_company_a_request_runs_alone_and_a_token_clears_it(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
-) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        await deaths.next("it", "another")
-        await deaths.next("another", "it", die_after=10)
-        await deaths.next("it")
-        await deaths.next("it", "another", die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
-    isolated = [replica.received[-1].isolated for replica in deaths.replicas]
-    assert isolated == [False, False, True, False, False]
-
-
-async def test_a_request_over_which_replicas_die_alone_is_given_up(
-    gateway: Gateway, settings: Any
-) -> None:
-    """Two die in company, which may be anybody's fault, and then `MAX_ATTEMPTS` of it alone."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        asking = asyncio.create_task(gateway.client.chat())
-        await deaths.next("it", "another")
-        await deaths.next("it", "another")
-        for _ in range(3):
-            assert not asking.done()
-            await deaths.next("it")
-        reply = await asyncio.wait_for(asking, 30)
-    assert (reply.status, reply.error["code"]) == (500, "engine_fault")
-    assert "5 replicas" in reply.error["message"]
-
-
-async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
-) -> None:
-    """A replica that is cut off from Redis is left for that, and its supervisor ends it later."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        await until(lambda: deaths.replicas[0].received)
-        client = get_engine_client()
-        for _ in range(4):
-            lost = deaths.replicas[-1]
-            await until_dead(lost)
-            await expire(gateway, lost)
-            replica = gateway.fake(die_after=0)
-            deaths.replicas.append(await stack.enter_async_context(replica))
-            await gateway.look()
-            await until(lambda replica=replica: replica.received)
-            (flight,) = client.flights
-            assert flight.fruitless == 2
-            await tell_of_death(gateway, lost, [])
-            await until(lambda flight=flight: flight.fruitless == 1)
-        await deaths.next(die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
-
-
-async def test_a_replica_that_stands_still_says_over_which_requests(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So an endless step is the fault of nobody who wasn't in it."""
-    replica = gateway.fake(token_delay=600)
-    async with gateway.serving(replica):
-        exchange = start(gateway)
-        client = get_engine_client()
-        await until(lambda: client.flights and client.flights[0].placed)
-        (flight,) = client.flights
-        for held, fruitless, in_company in (([], 0, 0), (["another"], 0, 0), (["it", "b"], 0, 1)):
-            known = client.fleet.get(replica.replica_id)
-            assert known is not None
-            ids = [flight.engine_id if word == "it" else word for word in held]
-            known.heartbeat.held = ids
-            with monkeypatch.context() as patch:
-                patch.setattr(type(known), "stalled", True)
-                await client.watchman.check()
-            assert (flight.placed, flight.in_company) == (False, in_company)
-            assert flight.fruitless == fruitless
-            await client.watchman.check()
-            assert flight.placed
-        await exchange.leave()
 
 
 async def test_a_draining_replica_finishes_what_it_has(
@@ -632,18 +455,6 @@ async def test_fault_28_redis_is_restarted_in_the_middle_of_a_stream(
     assert 0 < len(again.received[-1].resume_token_ids[0]) < COUNT
 
 
-async def tell_of_death(
-    gateway: Gateway, replica: FakeReplica, held: list[str] | None = None
-) -> None:
-    """What a supervisor does when a replica's process ends; here the heartbeat stays."""
-    news = ReplicaNews(replica_id=replica.replica_id, incarnation=replica.incarnation, held=held)
-    for _ in range(1000):  # the gateway may not listen yet
-        if await gateway.redis.publish(protocol.news_key(gateway.prefix), protocol.encode(news)):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("No gateway listens.")
-
-
 async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_there(
     gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -662,35 +473,6 @@ async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_th
             assert [r.heartbeat.replica_id for r in fleet] == [second.replica_id]
     assert text_of(events) == expected_text(tokenizer)
     assert len(second.received) == 1
-
-
-async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
-    gateway: Gateway, settings: Any
-) -> None:
-    """On a machine that is slow everywhere a stream wanders, and isn't given up."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with gateway.fake(token_delay=600), gateway.fake(token_delay=600):
-        await gateway.look()
-        exchange = start(gateway)
-        client = get_engine_client()
-        await until(lambda: client.flights and client.flights[0].placed)
-        (flight,) = client.flights
-        for moves in range(1, 6):
-            left = client.fleet.get(flight.replica_id)
-            assert left is not None
-            left.changed_at -= protocol.SILENT_AFTER_S
-            await client.watchman.check()
-            assert flight.attempt == moves + 1
-            before = left.heartbeat.at
-            # It's heard again.
-            while (left := client.fleet.get(left.heartbeat.replica_id)) and (
-                left.heartbeat.at == before
-            ):
-                await asyncio.sleep(protocol.HEARTBEAT_INTERVAL_S / 5)
-                await gateway.look()
-        assert client.flights == [flight]
-        assert flight.fruitless <= 1
-        await exchange.leave()
 
 
 async def test_fault_54_the_look_at_thousands_of_requests_lets_others_in_between(
@@ -729,25 +511,6 @@ async def test_fault_48_a_silent_replicas_streams_go_to_another_one(
             assert silent is not None
             silent.changed_at -= protocol.SILENT_AFTER_S
             events = await read(exchange)
-    assert text_of(events) == expected_text(tokenizer)
-
-
-async def test_a_stream_that_gets_on_outlives_more_replicas_than_a_request_may_kill(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
-) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        replica = await stack.enter_async_context(gateway.fake(die_after=10))
-        await gateway.look()
-        exchange = start(gateway)
-        for number in range(5):
-            await until_dead(replica)
-            lost, die_after = replica, 10 if number < 4 else None
-            replica = await stack.enter_async_context(gateway.fake(die_after=die_after))
-            await gateway.look()
-            await tell_of_death(gateway, lost)
-            await expire(gateway, lost)
-        events = await read(exchange)
     assert text_of(events) == expected_text(tokenizer)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from inference.engine_client import Mailbox, Piece
+import pytest
+
+from engine.contract.protocol import OutboxBatch, TokenDelta
+from inference.engine_client import Mailbox, Piece, get_engine_client
 from inference.fair_turns import FairTurns, wakes
+from tests.inference.conftest import Gateway
 
 AT_ONCE = 4
 
@@ -65,3 +69,20 @@ async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_
     for _, mailbox in boxes:
         mailbox.put(Piece(0, 0, [], finish_reason="stop"))
     await asyncio.gather(*tasks)
+
+
+async def test_a_step_of_thousands_of_outputs_is_handed_out_with_others_in_between(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, given = get_engine_client(), list[str]()
+    monkeypatch.setattr("inference.turns.TURN_S", 0.0)
+    monkeypatch.setattr(client, "_take_farewell", lambda delta: given.append(delta.request_id))
+    names = [f"r{number}" for number in range(300)]
+    deltas = [TokenDelta(request_id=name, token_ids=[5]) for name in names]
+    batch = OutboxBatch(replica_id="r", incarnation="i", step=1, deltas=deltas)
+    handing, turns = asyncio.create_task(client._deliver(batch)), 0
+    while not handing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 300
+    assert given == names

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.text import backend
+from engine.text import backend, render_chat
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS
@@ -208,3 +208,33 @@ def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatc
     monkeypatch.setattr(backend, "MAX_TOKENS", 100)
     with pytest.raises(ContextLengthExceeded, match="100 are the most"):
         tokenizer_of(next(iter(KINDS))).encode("dull " * 1000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, monkeypatch, kind):
+    tokenizer, read = tokenizer_of(kind), []
+    whole = backend._encode
+
+    def noting(of, text, *args, **kwargs):
+        read.append(len(text))
+        return whole(of, text, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "_encode", noting)
+    text = "dull days " * 100_000
+    for encode in (tokenizer.encode, tokenizer.encode_plain):
+        with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
+            encode(text, most=1000)
+    assert sum(read) < len(text) / 4
+    chat = [{"role": "user", "content": text}]
+    with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
+        render_chat(tokenizer, chat, chat_template="{{messages[0].content}}", most_tokens=1000)
+    assert sum(read) < len(text) / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_may_fit_is_read_as_ever_however_long_its_tokens_are(tokenizer_of, kind):
+    tokenizer = tokenizer_of(kind)
+    for text in ("dull days " * 1000, "a" * 9000, " " * 9000, "\u4e2d\u6587" * 4000):
+        expected = tokenizer.encode(text)
+        assert tokenizer.encode(text, most=len(expected)) == expected
+        assert tokenizer.encode(text, most=len(expected) + 100) == expected
