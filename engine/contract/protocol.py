@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.contract.adapters import AdapterRef
+from engine.contract.adapters import AdapterRef, digest_of
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.prompt_embeds import PromptEmbeds
@@ -188,6 +188,13 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
     prompt_embeds: PromptEmbeds | None = None
     isolated: bool = False
+
+    @property
+    def cache_scope(self) -> tuple[str, str]:
+        """Namespace, and digest of the adapter or "": who differs in either shares nothing that was
+        computed or said.
+        """
+        return self.cache_namespace, digest_of(self.adapter)
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):

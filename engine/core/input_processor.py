@@ -11,7 +11,6 @@ from torch import Tensor
 
 from engine.beams.group import BeamGroup, BeamRequest
 from engine.beams.search import end_tokens
-from engine.contract.adapters import digest_of
 from engine.contract.config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.protocol import EngineRequest
@@ -217,9 +216,7 @@ class InputProcessor:
             max_output_tokens=params.output_budget(len(prompt), room),
             # Odd, so that no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
-            block_hashes=BlockHashes(
-                scope_key(message.cache_namespace, digest_of(message.adapter)), content
-            ),
+            block_hashes=BlockHashes(scope_key(*message.cache_scope), content),
             num_resumed_tokens=len(resumed),
             looks_ahead=self._looks_ahead(message),
             isolated=message.isolated,

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from engine.contract.config import EngineConfig
+from engine.devices.adapter_memory import adapter_bytes
 from engine.devices.held import HostCopy
-from engine.devices.host_memory import adapter_bytes
 from engine.devices.threads import Threads
 from engine.kv_cache.layout import KVLayout
 from engine.model_loader.loader import LoadedModel

@@ -53,11 +53,6 @@ def most_states(state_bytes: int) -> int:
     return max(1, available_memory() // 4 // state_bytes)
 
 
-def adapter_bytes(part: int, most_gib: int) -> int:
-    """A `part`-th of the free memory for adapters, at most so many GiB."""
-    return min(available_memory() // part, most_gib * GIB)
-
-
 def num_counted_blocks(config: EngineConfig, token_budget: int) -> int:
     """Blocks for a model without a KV cache: they take no memory, the scheduler only counts them.
 

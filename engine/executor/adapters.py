@@ -9,8 +9,8 @@ import torch
 
 from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
+from engine.devices.adapter_memory import adapter_bytes
 from engine.devices.device import Device
-from engine.devices.host_memory import adapter_bytes
 from engine.lora.parts import AdaptableModel
 from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel

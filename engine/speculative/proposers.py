@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NamedTuple
 
-from engine.contract.adapters import digest_of
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative.chances import MOST_ALIKE
@@ -119,8 +118,8 @@ class SuffixProposer(Proposer):
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
         self._most = config.suffix_decoding_max_cached_requests
         #: Namespace and output, oldest first.
-        self._said: deque[tuple[str, list[int]]] = deque()
-        self._outputs: dict[str, _Outputs] = {}
+        self._said: deque[tuple[tuple[str, str], list[int]]] = deque()
+        self._outputs: dict[tuple[str, str], _Outputs] = {}
         self._size = 0
 
     def propose(self, sequence: Sequence, count: int) -> Guess:
@@ -163,10 +162,9 @@ def _matched(newest: list[int], source: list[int], at: int) -> int:
     return matched
 
 
-def _namespace(sequence: Sequence) -> str:
+def _namespace(sequence: Sequence) -> tuple[str, str]:
     """Whose outputs may meet: those that may share cached prefixes, of the same adapter."""
-    message = sequence.request.message
-    return f"{len(message.cache_namespace)}:{message.cache_namespace}{digest_of(message.adapter)}"
+    return sequence.request.message.cache_scope
 
 
 PROPOSERS: dict[str, type[NgramProposer] | type[SuffixProposer]] = {

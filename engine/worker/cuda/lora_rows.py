@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.models.decoder import NativeDecoder
+from engine.models.interface import EngineModel
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from kernels.lora_slots import LoraRows, LoraSlots
 
@@ -45,6 +47,11 @@ class StaticLoraRows:
         """Nobody goes through an adapter."""
         if self._whole is not None:
             self._whole.count.zero_()
+
+
+def slots_of(model: EngineModel) -> LoraSlots | None:
+    """Of the model's adapters; None: it has none."""
+    return model.lora_slots if isinstance(model, NativeDecoder) else None
 
 
 def _parts(rows: LoraRows) -> list[torch.Tensor]:

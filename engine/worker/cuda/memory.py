@@ -92,7 +92,7 @@ def graph_bytes(costs: Sequence[int], count: int) -> int:
 
 def num_gpu_blocks(
     memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int,
-    adapters: int = 0,
+    beside: int = 0,
 ) -> int:  # fmt: skip
     """Blocks of the KV pool: what is left of `utilization` of the device after a full step.
 
@@ -100,11 +100,11 @@ def num_gpu_blocks(
         block_bytes: of one block over the layers that it holds.
         most: blocks that all sequences at full length could use.
         least: without which no sequence runs.
-        adapters: bytes that are left to them.
+        beside: bytes that are left to adapters and to a draft model's cache.
 
     Raises `ConfigError` when fewer than `least` fit.
     """
-    kept = memory.graphs + adapters
+    kept = memory.graphs + beside
     space = int(memory.total * utilization) - memory.other - memory.peak - kept
     blocks = max(0, space) // block_bytes
     log.info(

@@ -15,8 +15,9 @@ from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.drafted import tapped
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import StaticInputs
+from engine.worker.cuda.lora_rows import slots_of
 from engine.worker.cuda.memory import DeviceMemory, Meter, graph_bytes
-from engine.worker.cuda.setup import DeviceModel, slots_of
+from engine.worker.cuda.setup import DeviceModel
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from engine.worker.cuda.drafted import query_len, tapped
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder, Recorder
 from engine.worker.cuda.inputs import StaticInputs
+from engine.worker.cuda.lora_rows import slots_of
 from engine.worker.cuda.memory import Meter
 from engine.worker.cuda.modes import GraphMode, resolve_mode, wanted_mode
 from kernels import KernelSet
 from kernels.attention import GraphSupport, get_backend
-from kernels.lora_slots import LoraSlots
 
 LEFT_FREE = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
@@ -47,11 +47,6 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
         obstacle = "experts that run one by one wait for the device"
     support = get_backend(model.ops.attention_backend).graphs
     return resolve_mode(wanted, support, query_len(config), obstacle)
-
-
-def slots_of(model: DeviceModel) -> LoraSlots | None:
-    """Of the model's adapters; None: it has none."""
-    return model.lora_slots if isinstance(model, NativeDecoder) else None
 
 
 def device_forward(

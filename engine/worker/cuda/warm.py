@@ -13,7 +13,8 @@ from engine.models.decoder import NativeDecoder
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.drafted import query_len
 from engine.worker.cuda.inputs import StaticInputs
-from engine.worker.cuda.setup import DeviceModel, slots_of
+from engine.worker.cuda.lora_rows import slots_of
+from engine.worker.cuda.setup import DeviceModel
 from engine.worker.cuda.staging import send
 from engine.worker.hidden import HiddenKeeper
 from kernels import KernelSet
