@@ -12,7 +12,7 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
 #: from better times.
-_CREDIT, _LOOKS, _MOST = 0.35, 0.1, 4.0
+_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 4.0
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of

@@ -42,7 +42,7 @@ def test_looks_cost_what_there_is_for_them_and_what_drafts_brought() -> None:
 
 def test_what_drafts_cost_comes_back_with_a_small_part_of_each_token() -> None:
     purses = filled(a=2)
-    purses.pay("a", 1.0)
+    purses.pay("a", 2.0)
     assert purses.left("a") < 0.0
     purses.fill(300, {"a": 2})
     back = purses.left("a")
