@@ -249,7 +249,7 @@ class KernelSet(LinearMaker):
 
         cache [num_blocks, 1, block_size, D]; `scales` of an int8 cache float32 [num_blocks, 1,
         block_size]. The rest is as for `rope_and_cache`, which writes a token's value behind its
-        key: sets that do both at once have another way, or raise NotImplementedError.
+        key: sets that do both at once have another way.
         """
         self.rope_and_cache(
             q,
@@ -269,7 +269,8 @@ class KernelSet(LinearMaker):
         """Causal attention of ragged queries over paged latents; gives [T, Hq, latent], which may
         be strided.
         """
-        return self.paged_attention(args.of_whole_values())[..., -args.latent :]
+        found = self.paged_attention(args.of_whole_values())[..., -args.latent :]
+        return found if args.out is None else args.out.copy_(found)
 
     def causal_conv(
         self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
@@ -310,13 +311,16 @@ class KernelSet(LinearMaker):
         sigmoid: bool = False,
         choice_bias: Tensor | None = None,
         scale: float = 1.0,
+        groups: int = 1,
+        top_groups: int = 1,
+        group_best: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
         scores [T, E]. Weights are a softmax over all experts, renormalised over the chosen or not,
         or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or not.
         `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
-        weights.
+        weights. `groups`, `top_groups` and `group_best` are those of `ExpertLayers`.
         """
         raise NotImplementedError(f"{self.name} kernels route no experts")
 

@@ -78,6 +78,10 @@ class AttentionArgs:
     value_scales: Tensor | None = None
     sparse: BlockSparse | None = None
 
+    def new_out(self) -> Tensor:
+        """Room for results."""
+        return torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+
     def refuse_sparse(self, name: str) -> None:
         """Raise ValueError where blocks are to be hidden; for what hides none."""
         if self.sparse is not None:
@@ -91,8 +95,11 @@ class LatentArgs:
     Attributes:
         q: [T, Hq, D] of float32, bfloat16 or float16, any stride between tokens.
         cache: [num_blocks, 1, block_size, D], contiguous.
-        latent: so many of a token's D values, the last ones, are its value.
-        scales: float32 [num_blocks, 1, block_size] of an int8 cache, else None.
+        latent: so many of a token's D values, the last ones, are its value. What is rotated comes
+            first, as in keys of any other attention: one rotation does for all.
+        scales: float32 [num_blocks, 1, block_size] of an int8 cache; of fp8 caches float32 [1], or
+            None for 1; else None.
+        out: where results go, contiguous [T, Hq, latent] of q's dtype; None: a new tensor.
         block_tables, seq_lens, query_start_loc, scale: as of `AttentionArgs`.
     """
 
@@ -104,6 +111,12 @@ class LatentArgs:
     query_start_loc: Tensor
     scale: float
     scales: Tensor | None = None
+    out: Tensor | None = None
+
+    def new_out(self) -> Tensor:
+        """Room for results."""
+        q = self.q
+        return torch.empty((*q.shape[:2], self.latent), dtype=q.dtype, device=q.device)
 
     def of_whole_values(self) -> AttentionArgs:
         """The same with all D values of a token as its value."""

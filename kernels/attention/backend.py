@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 
 Forward = Callable[[AttentionArgs], Tensor]
 """`KernelSet.paged_attention`."""
+LatentForward = Callable[[LatentArgs], Tensor]
+"""`KernelSet.latent_attention`."""
 
 
 class GraphSupport(enum.IntEnum):
@@ -33,6 +35,8 @@ class AttentionNeed:
         capability: compute capability times ten; None on a CPU.
         dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
             "int8" of the cache.
+        latent: of a latent that is the value of all heads, which has so many of `head_size` values;
+            0: heads have keys and values.
         attention_type: "decoder", "encoder" or "encoder-decoder".
         window, soft_cap, alibi, sinks, sparse: whether some layer has them.
     """
@@ -43,6 +47,7 @@ class AttentionNeed:
     kv_dtype: str = "bf16"
     block_size: int = 16
     head_size: int = 128
+    latent: int = 0
     attention_type: str = "decoder"
     window: bool = False
     soft_cap: bool = False
@@ -61,9 +66,11 @@ class AttentionBackend:
         kv_dtypes: as of `AttentionNeed`; "auto" is the activations' own.
         block_sizes: allowed ones; () with `block_multiple` otherwise.
         head_sizes: allowed ones; (): any up to `most_head_size`.
+        latents: the most values of a latent, and of what is rotated beside it; (): it attends over
+            latents as over heads of so many keys and values.
         package: what must be installed; "": nothing more than torch.
         gpu_package: the same on a GPU alone.
-        load: gives the function, importing what it needs.
+        load, load_latents: give the functions, importing what they need.
     """
 
     name: str
@@ -76,6 +83,7 @@ class AttentionBackend:
     block_multiple: int = 1
     head_sizes: tuple[int, ...] = ()
     most_head_size: int = 1 << 16
+    latents: tuple[int, ...] = ()
     window: bool = True
     soft_cap: bool = True
     alibi: bool = True
@@ -86,6 +94,7 @@ class AttentionBackend:
     graphs: GraphSupport = GraphSupport.NEVER
     package: str = ""
     gpu_package: str = ""
+    load_latents: Callable[[], LatentForward] | None = None
 
     def refusals(self, need: AttentionNeed) -> list[str]:
         """Why this backend can't do it; empty when it can."""
@@ -96,7 +105,7 @@ class AttentionBackend:
                 (f"dtype {need.dtype}", need.dtype in self.dtypes),
                 (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
                 (f"block size {need.block_size}", self._takes_block(need.block_size)),
-                (f"head size {need.head_size}", self._takes_head(need.head_size)),
+                (_head(need), self._takes_head(need)),
                 (f"attention type {need.attention_type}", self._takes_type(need)),
                 ("sliding window", self.window or not need.window),
                 ("soft cap of the scores", self.soft_cap or not need.soft_cap),
@@ -129,5 +138,15 @@ class AttentionBackend:
             return size in self.block_sizes
         return size % self.block_multiple == 0
 
-    def _takes_head(self, size: int) -> bool:
+    def _takes_head(self, need: AttentionNeed) -> bool:
+        size, latent = need.head_size, need.latent
+        if latent and self.latents:
+            most, beside = self.latents
+            return latent <= most and size - latent <= beside
         return size in self.head_sizes if self.head_sizes else size <= self.most_head_size
+
+
+def _head(need: AttentionNeed) -> str:
+    if need.latent:
+        return f"a latent of {need.latent} values and {need.head_size - need.latent} beside it"
+    return f"head size {need.head_size}"

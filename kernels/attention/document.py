@@ -20,9 +20,11 @@ taken:
 """
 LEGEND = """
 KV dtype `auto` is that of the activations. A block size `%N` is any multiple of N. CUDA graphs: in
-which batches a backend can be captured whole, see [GPU kernels](gpu-kernels.md). FLASH_ATTN and
-FLASHINFER call libraries that Quire doesn't install; our calls are tested against stand-ins of
-their documented functions, not yet against the libraries on a GPU.
+which batches a backend can be captured whole, see [GPU kernels](gpu-kernels.md). Latents
+(DeepSeek's MLA) are of up to so many values, with so many beside them; backends that name none
+attend over them as over heads of as many keys and values. FLASH_ATTN and FLASHINFER call libraries
+that Quire doesn't install; our calls are tested against stand-ins of their documented functions,
+not yet against the libraries on a GPU.
 """
 COLUMNS = (
     "Backend", "Device", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window", "Soft cap",
@@ -44,15 +46,18 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
         return "✅" if can else "❌"
 
     multiple = f"%{backend.block_multiple}" if backend.block_multiple > 1 else "any"
-    most = backend.most_head_size
+    sizes = ", ".join(str(size) for size in backend.head_sizes)
+    if not sizes:
+        sizes = "any" if backend.most_head_size > 1024 else f"up to {backend.most_head_size}"
+    if backend.latents:
+        sizes += "; latents up to " + " + ".join(str(most) for most in backend.latents)
     return (
         backend.name,
         ", ".join(backend.devices),
         ", ".join(backend.dtypes),
         ", ".join(backend.kv_dtypes),
         ", ".join(str(size) for size in backend.block_sizes) or multiple,
-        ", ".join(str(size) for size in backend.head_sizes)
-        or ("any" if most > 1024 else f"up to {most}"),
+        sizes,
         mark(backend.window),
         mark(backend.soft_cap),
         mark(backend.alibi),

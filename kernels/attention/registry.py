@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from typing import Any
 
 from kernels.attention.backend import AttentionBackend, AttentionNeed, Forward, GraphSupport
 
@@ -24,7 +25,7 @@ class NoAttentionBackend(ValueError):
         self.reasons = reasons
 
 
-def _from(module: str, name: str = "paged_attention") -> Forward:
+def _from(module: str, name: str = "paged_attention") -> Any:
     return getattr(importlib.import_module(module), name)
 
 
@@ -45,6 +46,8 @@ BACKENDS: dict[str, AttentionBackend] = {
             kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
             block_multiple=4,
             most_head_size=256,
+            latents=(512, 128),
+            load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
             capability=(80, 999),
             graphs=GraphSupport.ALWAYS,
             package="triton",

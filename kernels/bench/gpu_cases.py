@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.attention.args import AttentionArgs
 from kernels.bench.gpu_case import GpuCase, compare
 from kernels.bench.gpu_edit_cases import edit_cases
+from kernels.bench.gpu_latent_cases import latent_cases
 from kernels.bench.gpu_layer_cases import layer_cases
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
@@ -254,6 +255,7 @@ def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
         yield merge_case(kernels, 3, few)
         yield experts_case(kernels, 3, experts=2, top_k=1, shape=(48, 24))
         yield from layer_cases(kernels, small=True)
+        yield from latent_cases(kernels, small=True)
         return
     fp8 = torch.float8_e4m3fn
     yield attention_case(kernels, "decode", 64, 1, 8192, 0.9)
@@ -273,3 +275,4 @@ def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
     for tokens in (1, 64, 4096):
         yield experts_case(kernels, tokens)
     yield from layer_cases(kernels)
+    yield from latent_cases(kernels)

@@ -80,7 +80,7 @@ def attend(
 def latent_attention(args: LatentArgs) -> Tensor:
     """See `KernelSet.latent_attention`."""
     q, latent = args.q, args.latent
-    out = torch.empty((*q.shape[:2], latent), dtype=q.dtype, device=q.device)
+    out = args.new_out() if args.out is None else args.out
     starts, lengths = args.query_start_loc.tolist(), args.seq_lens.tolist()
     for index, length in enumerate(lengths):
         begin, end, blocks = starts[index], starts[index + 1], args.block_tables[index]

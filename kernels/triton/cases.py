@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, EXPERTS, LoraRows, MixtureRows
@@ -144,12 +144,21 @@ class _Gates:
     gelu_and_mul = staticmethod(gelu_and_mul)
 
 
-def latent(sequences: int, heads: int) -> None:
-    """Attention over DeepSeek's latents, of one token a sequence in a context of 8192."""
+def latent(sequences: int, heads: int, queries: int = 1, *, cache: torch.dtype = BF16) -> None:
+    """Attention over DeepSeek's latents, in a context of 8192."""
+    kept = empty(4096, 1, 64, 576, dtype=cache)
     attention.latent_attention(
-        empty(sequences, heads, 576, dtype=BF16), empty(4096, 64, 576, dtype=BF16),
-        ints(sequences, 128), ints(sequences), ints(sequences + 1), 0.1, 512,
-    )  # fmt: skip
+        LatentArgs(
+            q=empty(sequences * queries, heads, 576, dtype=BF16),
+            cache=kept,
+            latent=512,
+            block_tables=ints(sequences, 128),
+            seq_lens=ints(sequences),
+            query_start_loc=ints(sequences + 1),
+            scale=0.1,
+            scales=empty(*kept.shape[:3]) if cache == torch.int8 else None,
+        )
+    )
 
 
 def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
@@ -204,6 +213,19 @@ def small() -> None:
     attention.merge_attention_states(state, lse, state, lse)
 
 
+def around_latents() -> None:
+    """Rotation of DeepSeek V3's queries and latents with the write, and routing by groups."""
+    longs = empty(64, dtype=torch.int64)
+    rope.rope_and_cache_latents(
+        empty(64, 128, 576, dtype=BF16), empty(64, 1, 576, dtype=BF16), longs, empty(8192, 64),
+        empty(4096, 1, 64, 576, dtype=BF16), longs, neox=False,
+    )  # fmt: skip
+    grouped.route(
+        empty(64, 256, dtype=BF16), 8, sigmoid=True, choice_bias=empty(256), groups=8,
+        top_groups=4, group_best=2,
+    )  # fmt: skip
+
+
 CASES: dict[str, Case] = {
     "decode bf16 head 64": lambda: paged(64, 1, size=64),
     "decode bf16 head 128": lambda: paged(64, 1),
@@ -234,6 +256,12 @@ CASES: dict[str, Case] = {
     "prefill fp32": lambda: paged(1, 8192, dtype=F32),
     "latent bf16, 16 heads": lambda: latent(64, 16),
     "latent bf16, 128 heads": lambda: latent(64, 128),
+    "latent bf16, 16 heads, 4 tokens": lambda: latent(64, 16, 4),
+    "latent bf16, 16 heads, prefill": lambda: latent(1, 16, 8192),
+    "latent bf16, 128 heads, prefill": lambda: latent(1, 128, 8192),
+    "latent bf16, e4m3 KV": lambda: latent(64, 16, cache=E4M3),
+    "latent bf16, int8 KV": lambda: latent(64, 16, cache=torch.int8),
+    "latents: rotation, groups": around_latents,
     "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
     "batch-invariant product bf16": lambda: plain_product(64, BF16),
     "batch-invariant product fp32": lambda: plain_product(64, F32),
@@ -276,6 +304,8 @@ CORE = (
     "decode bf16, e4m3 KV, a scale",
     "prefill bf16 head 128",
     "latent bf16, 16 heads",
+    "latent bf16, 16 heads, prefill",
+    "latents: rotation, groups",
     "batch-invariant product bf16",
     "rope bf16, norms, e4m3 KV",
     "norms, gates, merge",

@@ -9,7 +9,7 @@ price is what splitting and sizes by phase have brought.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from kernels.checks import describe
 from kernels.codes import Codes, Coding
+from kernels.heads import HeadLinears
 from kernels.interface import LinearLayer
-from kernels.triton.attention import paged_attention
+from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.grouped import fused_experts
+from kernels.triton.heads import BatchedHeadLinears, check_heads
 from kernels.triton.kernel_set import TritonKernels
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.linear import TorchLinear
@@ -35,11 +37,12 @@ _TILES = {2: (64, 128, 64), 4: (32, 64, 32)}
 
 @triton.jit(do_not_specialize=("rows",))
 def linear_kernel(
-    out, x, weight, bias, rows, x_stride,
+    out, x, weight, bias, rows, x_stride, x_head, out_stride, out_head,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of columns, blocks of rows): x weight^T + bias, summed up from column 0 on.
+    """Grid (blocks of columns, blocks of rows, heads): x weight^T + bias, summed up from column 0
+    on. The weights of heads lie over each other.
 
     WIDE: operands of different types, or of one that the interpreter can't multiply, as float32.
     """
@@ -47,8 +50,10 @@ def linear_kernel(
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     there, wanted = row < rows, column < COLUMNS
-    left = x + row.to(tl.int64)[:, None] * x_stride + depth[None, :]
-    right = weight + column.to(tl.int64)[None, :] * DEPTH + depth[:, None]
+    head = tl.program_id(2).to(tl.int64)
+    left = x + head * x_head + row.to(tl.int64)[:, None] * x_stride + depth[None, :]
+    right = weight + head * COLUMNS * DEPTH
+    right += column.to(tl.int64)[None, :] * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
@@ -60,8 +65,32 @@ def linear_kernel(
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + column, mask=wanted, other=0.0)[None, :].to(tl.float32)
-    to = out + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    to = out + head * out_head + row.to(tl.int64)[:, None] * out_stride + column[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+
+
+def multiply(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """out [T, heads, N] = x [T, heads, K] weight^T, of each head or of one [N, K], by one tile."""
+    columns, depth = weight.shape[-2:]
+    wide = x.dtype != weight.dtype or (INTERPRETED and x.dtype == torch.bfloat16)
+    floats = wide or x.dtype == torch.float32
+    bm, bn, bk = (16, 32, 32) if INTERPRETED else _TILES[4 if floats else 2]
+    rows, heads = x.shape[:2]
+    launch(
+        linear_kernel, (triton.cdiv(columns, bn), triton.cdiv(rows, bm), heads), out, x, weight,
+        bias, rows, x.stride(0), x.stride(1), out.stride(0), out.stride(1), COLUMNS=columns,
+        DEPTH=depth, BM=bm, BN=bn, BK=bk, BIAS=bias is not None, WIDE=wide,
+        PRECISION="tf32x3" if floats else "tf32", num_warps=4, num_stages=2 if floats else 3,
+    )  # fmt: skip
+
+
+class InvariantHeadLinears(BatchedHeadLinears):
+    """All heads by the same kernel."""
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See `HeadLinears.__call__`."""
+        check_heads(x, out, self.weight)
+        multiply(out, x, self.weight, None)
 
 
 class InvariantLinear(TorchLinear):
@@ -77,15 +106,7 @@ class InvariantLinear(TorchLinear):
         if made.shape != shape or not made.is_contiguous():
             raise ValueError(f"out {describe(made)} must be contiguous {list(shape)}")
         weight = self.weight = self.weight.contiguous()
-        wide = x.dtype != weight.dtype or (INTERPRETED and x.dtype == torch.bfloat16)
-        floats = wide or x.dtype == torch.float32
-        rows, columns, depth = (16, 32, 32) if INTERPRETED else _TILES[4 if floats else 2]
-        launch(
-            linear_kernel, (triton.cdiv(shape[1], columns), triton.cdiv(shape[0], rows)), made, x,
-            weight, self.bias, shape[0], x.stride(0), COLUMNS=shape[1], DEPTH=self.in_features,
-            BM=rows, BN=columns, BK=depth, BIAS=self.bias is not None, WIDE=wide,
-            PRECISION="tf32x3" if floats else "tf32", num_warps=4, num_stages=2 if floats else 3,
-        )  # fmt: skip
+        multiply(made.unsqueeze(1), x.unsqueeze(1), weight, self.bias)
         return made
 
 
@@ -150,7 +171,12 @@ class InvariantTritonKernels(TritonKernels):
         """See `KernelSet.StreamedCodedLinear`."""
         return _alike(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
 
+    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+        """See `KernelSet.head_linears`."""
+        return InvariantHeadLinears(layers)
+
     paged_attention = staticmethod(partial(paged_attention, invariant=True))
+    latent_attention = staticmethod(partial(latent_attention, invariant=True))
     fused_experts = staticmethod(partial(fused_experts, tile=ROWS))
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from kernels.codes import Codes, Coding, check_codes, check_coding, check_order
 from kernels.errors import KernelsUnavailable
+from kernels.heads import HeadLinears
 from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
 from kernels.lora_slots import LoraSlots, Place
 from kernels.quantization import check_whole, group_size_for, stacked
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
-from kernels.triton.attention import paged_attention
+from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.grouped import fused_experts, route
+from kernels.triton.heads import BatchedHeadLinears
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.lora import TritonLoraSlots
@@ -28,7 +30,7 @@ from kernels.triton.quantized import (
     grouped_experts,
     quantised_linear,
 )
-from kernels.triton.rope import rope_and_cache
+from kernels.triton.rope import rope_and_cache, rope_and_cache_latents
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 
 
@@ -218,16 +220,16 @@ class TritonKernels(KernelSet):
             places, most, most_rank, dtype, self.device, alike=alike, experts=experts
         )
 
-    def rope_and_cache_latents(self, *args: Any, **options: Any) -> None:
-        """See `KernelSet.rope_and_cache_latents`: not done here, where a head's programs are in no
-        order. Raises NotImplementedError.
-        """
-        raise NotImplementedError(f"{self.name} kernels write no latents to the KV cache")
+    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+        """See `KernelSet.head_linears`."""
+        return BatchedHeadLinears(layers)
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)
     rope_and_cache = staticmethod(rope_and_cache)
+    rope_and_cache_latents = staticmethod(rope_and_cache_latents)
     paged_attention = staticmethod(paged_attention)
+    latent_attention = staticmethod(latent_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)
     route = staticmethod(route)

@@ -13,6 +13,8 @@ from kernels.triton.fp8 import KINDS, quantise
 from kernels.triton.launch import launch
 
 HEADS_AT_ONCE = 8
+SCALING = {"none": 0, "tensor": 1, "token": 2, "head": 3}
+"""See `put`."""
 
 
 @triton.jit
@@ -135,6 +137,88 @@ def rope_kernel(
             )  # fmt: skip
 
 
+@triton.jit
+def rope_latents_kernel(
+    q, latents, positions, cos_sin, cache, slot_mapping, scales, q_stride, stride,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ROTARY: tl.constexpr,
+    WIDTH: tl.constexpr, NEOX: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
+    SCALES: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (tokens, blocks of query heads + 1): of queries only what is rotated is read."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    position = tl.load(positions + token)
+    if block < tl.num_programs(1) - 1:
+        heads = block * BLOCK + tl.arange(0, BLOCK)
+        part = tl.arange(0, WIDTH)
+        turned = turn(
+            q, q_stride, token, heads, HEADS, q, cos_sin, position, 0.0, SIZE, WIDTH, ROTARY, NEOX,
+            False,
+        )  # fmt: skip
+        # All partners must be read before any is overwritten.
+        tl.debug_barrier()
+        there = q + token * q_stride + heads[:, None] * SIZE + part[None, :]
+        inside = (heads < HEADS)[:, None] & (part < SIZE)[None, :]
+        tl.store(there, turned.to(q.dtype.element_ty), mask=inside)
+    else:
+        one = tl.arange(0, 1)
+        dims = tl.arange(0, PADDED)
+        values = turn(
+            latents, stride, token, one, 1, latents, cos_sin, position, 0.0, SIZE, PADDED, ROTARY,
+            NEOX, False,
+        )  # fmt: skip
+        tl.debug_barrier()
+        rounded = values.to(latents.dtype.element_ty)
+        to = latents + token * stride + one[:, None] + dims[None, :]
+        tl.store(to, rounded, mask=(dims < SIZE)[None, :])
+        slot = tl.load(slot_mapping + token)
+        if slot >= 0:
+            put(
+                rounded.to(tl.float32), cache, scales, slot, one, 1, SIZE, PAGE, KIND, SCALES, LIMIT
+            )
+
+
+def rope_and_cache_latents(
+    q: Tensor,
+    latents: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    neox: bool = True,
+    scales: Tensor | None = None,
+) -> None:
+    """See `KernelSet.rope_and_cache_latents`, and `rope_and_cache` for scales and checks."""
+    tokens, heads, size = q.shape
+    shape = check_caches(cache, cache, size)
+    if latents.shape != (tokens, 1, size) or shape[1] != 1 or latents.dtype != q.dtype:
+        raise ValueError(
+            f"latents {describe(latents)} don't go with q {describe(q)} and a cache "
+            f"{describe(cache)}"
+        )
+    check_vector("positions", positions, tokens, torch.int64)
+    check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
+    _, rotary = check_rotary(cos_sin, size)
+    kind, limit = _kind(cache)
+    named = SCALING[check_cache_scales(cache, scales, scales)]
+    block = min(HEADS_AT_ONCE, triton.next_power_of_2(max(heads, 1)))
+    turned = triton.cdiv(heads, block) if rotary else 0
+    launch(
+        rope_latents_kernel, (tokens, turned + 1), q, latents, positions, cos_sin,
+        cache.view(torch.uint8) if kind in (1, 2) else cache, slot_mapping, scales,
+        token_stride(q), token_stride(latents), HEADS=heads, SIZE=size,
+        PADDED=triton.next_power_of_2(size), ROTARY=rotary,
+        WIDTH=triton.next_power_of_2(max(rotary, 2)), NEOX=neox, PAGE=shape[2], KIND=kind,
+        SCALES=named, LIMIT=limit, BLOCK=block, num_warps=2,
+    )  # fmt: skip
+
+
+def _kind(cache: Tensor) -> tuple[int, float]:
+    """How values are stored (see `quantise`), and the largest there is."""
+    kind = 3 if cache.dtype == torch.int8 else KINDS.get(cache.dtype, 0)
+    return kind, {0: 1.0, 1: 448.0, 2: 57344.0, 3: 127.0}[kind]
+
+
 def rope_and_cache(
     q: Tensor,
     k: Tensor,
@@ -172,10 +256,9 @@ def rope_and_cache(
         if weight is not None and (weight.shape != (size,) or not weight.is_contiguous()):
             raise ValueError(f"norm weight {describe(weight)} doesn't fit heads of {size}")
     scales = check_cache_scales(key_cache, key_scales, value_scales)
-    kind = 3 if key_cache.dtype == torch.int8 else KINDS.get(key_cache.dtype, 0)
+    kind, limit = _kind(key_cache)
     if kind in (1, 2):
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-    limit = {0: 1.0, 1: 448.0, 2: 57344.0, 3: 127.0}[kind]
     block = min(HEADS_AT_ONCE, triton.next_power_of_2(max(heads, kv_heads)))
     launch(
         rope_kernel, (tokens, triton.cdiv(heads, block) + triton.cdiv(kv_heads, block)),
@@ -184,6 +267,6 @@ def rope_and_cache(
         token_stride(v), eps, HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=size,
         PADDED=triton.next_power_of_2(size), ROTARY=rotary, NEOX=neox,
         Q_NORM=q_norm_weight is not None, K_NORM=k_norm_weight is not None, PAGE=page, KIND=kind,
-        SCALES={"none": 0, "tensor": 1, "token": 2, "head": 3}[scales], LIMIT=limit, BLOCK=block,
+        SCALES=SCALING[scales], LIMIT=limit, BLOCK=block,
         num_warps=2,
     )  # fmt: skip

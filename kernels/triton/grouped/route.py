@@ -15,6 +15,34 @@ MOST_EXPERTS = 1024
 
 
 @triton.jit
+def open_groups(
+    left, expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """What experts are chosen by, at -infinity for those of other groups than the TOP_GROUPS whose
+    GROUP_BEST largest add up to most; equal ones by their number upwards.
+    """
+    SIZE: tl.constexpr = EXPERTS // GROUPS
+    group = expert // SIZE
+    places = tl.arange(0, PLACES)
+    sums = tl.full((PLACES,), float("-inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        members = tl.where((group == number) & (expert < EXPERTS), left, float("-inf"))
+        best = tl.max(members, 0)
+        if GROUP_BEST == 2:
+            index = tl.min(tl.where(members == best, expert, PADDED), 0)
+            best += tl.max(tl.where(expert == index, float("-inf"), members), 0)
+        sums = tl.where(places == number, best, sums)
+    opened = tl.zeros((PADDED,), tl.int1)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.max(sums, 0)
+        index = tl.min(tl.where(sums == best, places, PLACES), 0)
+        opened = opened | (group == index)
+        sums = tl.where(places == index, float("-inf"), sums)
+    return tl.where(opened, left, float("-inf"))
+
+
+@triton.jit
 def route_kernel(
     weights,
     ids,
@@ -31,10 +59,15 @@ def route_kernel(
     SIGMOID: tl.constexpr,
     BIASED: tl.constexpr,
     LEAST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    GROUP_PLACES: tl.constexpr,
 ):
     """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards.
 
-    With SIGMOID a score's is its weight. A bias has its say in the choice alone.
+    With SIGMOID a score's is its weight. A bias has its say in the choice alone, and so have
+    groups, which are chosen by probabilities or sigmoids, not by scores as they are.
     """
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -45,7 +78,7 @@ def route_kernel(
     shares = tl.exp(score - top)
     total = tl.sum(shares, 0)
     # What a chosen expert weighs as it is, or stands for the power of.
-    AS_IT_IS: tl.constexpr = SIGMOID or (BIASED and SOFTMAX_FIRST)
+    AS_IT_IS: tl.constexpr = SIGMOID or ((BIASED or GROUPS > 1) and SOFTMAX_FIRST)
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-score))
     elif AS_IT_IS:
@@ -54,6 +87,10 @@ def route_kernel(
     if BIASED:
         left += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
     left = tl.where(expert < EXPERTS, left, float("-inf"))
+    if GROUPS > 1:
+        left = open_groups(
+            left, expert, EXPERTS, PADDED, GROUPS, TOP_GROUPS, GROUP_BEST, GROUP_PLACES
+        )
     places = tl.arange(0, PLACES)
     found = tl.zeros((PLACES,), tl.int32)
     parts = tl.zeros((PLACES,), tl.float32)
@@ -89,17 +126,25 @@ def route(
     sigmoid: bool = False,
     choice_bias: Tensor | None = None,
     scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_best: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
 
     scores [T, E], E at most 1024. Weights are a softmax over all experts, renormalised over the
     chosen or not, or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or
     not. `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
-    weights.
+    weights. Of `groups` of neighbours, so many that share the experts evenly, the `top_groups` are
+    chosen from whose `group_best` largest (one or two) add up to most.
     """
     tokens, experts = scores.shape
     if not 1 <= top_k <= experts <= MOST_EXPERTS:
         raise ValueError(f"the best {top_k} of {describe(scores)}: at most {MOST_EXPERTS} experts")
+    if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
+        raise ValueError(f"{top_groups} of {groups} groups of {experts} experts")
+    if top_k > top_groups * (experts // groups) or not 1 <= group_best <= min(2, experts // groups):
+        raise ValueError(f"{top_k} experts of {top_groups} groups by {group_best} of their scores")
     if choice_bias is not None:
         check_vector("choice_bias", choice_bias, experts, torch.float32)
     if scores.stride(1) != 1:
@@ -112,6 +157,8 @@ def route(
         PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
         PLACES=triton.next_power_of_2(top_k), SOFTMAX_FIRST=softmax_first,
         RENORMALIZE=renormalize, SIGMOID=sigmoid, BIASED=choice_bias is not None, LEAST=LEAST,
+        GROUPS=groups, TOP_GROUPS=top_groups, GROUP_BEST=group_best,
+        GROUP_PLACES=triton.next_power_of_2(groups),
         num_warps=1,
     )  # fmt: skip
     return weights, ids

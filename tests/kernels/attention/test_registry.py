@@ -20,6 +20,16 @@ def test_priority_decides():
     assert select_backend(CPU).name == "CPU_ATTN"
 
 
+def test_latents_that_are_too_large_go_to_who_has_such_heads():
+    latents = dataclasses.replace(HOPPER, head_size=576, latent=512)
+    assert select_backend(latents).name == "TRITON_ATTN"
+    larger = dataclasses.replace(HOPPER, head_size=1088, latent=1024)
+    assert select_backend(larger).name == "FLEX_ATTENTION"
+    functions = [backend.load_latents for backend in BACKENDS.values() if backend.latents]
+    assert all(load is not None and callable(load()) for load in functions)
+    assert functions
+
+
 def test_the_first_that_fits_is_taken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert select_backend(HOPPER).name == "TORCH_SDPA"
@@ -33,6 +43,8 @@ def test_the_first_that_fits_is_taken(monkeypatch):
     [
         ("TRITON_ATTN", {"capability": 75}, "compute capability 7.5"),
         ("TRITON_ATTN", {"head_size": 512}, "head size 512"),
+        ("TRITON_ATTN", {"head_size": 1088, "latent": 1024}, "latent of 1024 values and 64 beside"),
+        ("FLASHINFER", {"head_size": 576, "latent": 512}, "latent of 512 values and 64 beside it"),
         ("TRITON_ATTN", {"block_size": 6}, "block size 6"),
         ("TRITON_ATTN", {"attention_type": "encoder"}, "attention type encoder"),
         ("TRITON_ATTN", {"device": "cpu"}, "device cpu"),

@@ -23,6 +23,7 @@ def test_all_of_it_runs_in_small_and_agrees_with_the_reference():
     assert {row["op"].split(",")[0] for row in rows} == {
         "decode", "prefill", "sample", "grammar mask", "penalties", "log probabilities",
         "add_rms_norm", "silu_and_mul", "rope", "merge of states", "experts", "linear", "lora",
+        "latent decode", "latent prefill", "latent heads",
     }  # fmt: skip
     table = []
     run(table.append, only="merge", smoke=True)

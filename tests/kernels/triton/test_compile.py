@@ -17,7 +17,8 @@ from kernels.triton.report import ARCHITECTURES, PROCESSORS
 
 #: Of cases without a product of matrices.
 PLAIN = {
-    "merge_kernel", "rope_kernel", "rms_norm_kernel", "gate_kernel", "scan_kernel",
+    "merge_kernel", "rope_kernel", "rope_latents_kernel", "rms_norm_kernel", "gate_kernel",
+    "scan_kernel",
     "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
     "place_edit_kernel", "bitmask_kernel", "owner_kernel",
@@ -28,9 +29,9 @@ KERNELS = PLAIN | {
     "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",
     "gemm_kernel", "linear_kernel", "shrink_kernel", "expand_kernel",
     "expert_shrink_kernel", "expert_expand_kernel",
-    "latent_attention_kernel",
+    "latent_attention_kernel", "split_latent_attention_kernel",
 }  # fmt: skip
-PERSISTENT = {"split_attention_kernel", "latent_attention_kernel"}
+PERSISTENT = {"split_attention_kernel", "split_latent_attention_kernel"}
 MOST_SPILLED = 64
 
 

@@ -48,6 +48,40 @@ def test_route_by_sigmoids_and_biases(experts, top_k, sigmoid, biased, again):
     assert_close(weights, 2.5 * expected, torch.float32, 4.0)
 
 
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups", "best"), [(160, 8, 3, 1), (64, 8, 4, 2), (6, 3, 1, 2)]
+)
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_experts_are_chosen_from_the_best_groups(experts, groups, top_groups, best, sigmoid):
+    """As DeepSeek V2 has it, by a group's largest probability, and V3, by two sigmoids."""
+    scores, size = torch.randn(5, experts), experts // groups
+    bias = torch.randn(experts) / 4 if sigmoid else None
+    scores[2] = 0.5
+    weights, ids = route(
+        scores, 2, sigmoid=sigmoid, choice_bias=bias, renormalize=sigmoid, groups=groups,
+        top_groups=top_groups, group_best=best,
+    )  # fmt: skip
+    shares = scores.double().sigmoid() if sigmoid else scores.double().softmax(-1)
+    by = shares if bias is None else shares + bias.double()
+    for row in range(5):
+        sums = by[row].view(groups, size).sort(descending=True).values[:, :best].sum(-1)
+        open_ones = sums.sort(descending=True, stable=True).indices[:top_groups].tolist()
+        allowed = [e for e in range(experts) if e // size in open_ones]
+        chosen = sorted(allowed, key=lambda e: (-float(by[row, e]), e))[:2]
+        assert ids[row].tolist() == chosen
+        expected = shares[row, chosen]
+        if sigmoid:
+            expected = expected / expected.sum()
+        assert_close(weights[row], expected, torch.float32, 4.0)
+
+
+def test_groups_that_cannot_be_are_refused():
+    for wrong in ({"groups": 4}, {"groups": 3, "top_groups": 4}, {"groups": 3},
+                  {"groups": 3, "top_groups": 2, "group_best": 3}):  # fmt: skip
+        with pytest.raises(ValueError, match="groups"):
+            route(torch.randn(2, 9), 4, **wrong)
+
+
 def test_sigmoids_that_are_all_nothing_weigh_nothing():
     weights, _ = route(torch.full((2, 9), -200.0), 3, sigmoid=True)
     assert (weights == 0).all()
@@ -56,10 +90,11 @@ def test_sigmoids_that_are_all_nothing_weigh_nothing():
 
 
 def test_scores_that_are_no_numbers_still_name_experts_that_are_there():
-    scores = torch.full((2, 5), float("nan"))
-    scores[1] = torch.randn(5)
-    weights, ids = route(scores, 3)
-    assert ((ids >= 0) & (ids < 5)).all()
+    scores = torch.full((2, 6), float("nan"))
+    scores[1] = torch.randn(6)
+    for groups in (1, 3):
+        weights, ids = route(scores, 2, groups=groups)
+        assert ((ids >= 0) & (ids < 6)).all()
     assert weights[0].isnan().any()
     assert weights[1].isfinite().all()
 

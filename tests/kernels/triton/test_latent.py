@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.triton.attention import latent_attention
+from kernels.triton.heads import BatchedHeadLinears
+from kernels.triton.invariant import InvariantHeadLinears, InvariantLinear
+from kernels.triton.launch import Target, watch
+from kernels.triton.linear import TorchLinear
+from kernels.triton.rope import rope_and_cache_latents
 from tests.kernels import oracle
 from tests.kernels.batches import Batch
 from tests.kernels.batches import make_batch as any_batch
+from tests.kernels.test_rope import table
 from tests.kernels.tolerance import assert_close
+from tests.kernels.triton.test_invariant import dot
 
 make_batch = partial(any_batch, kv_heads=1, dtype=torch.float16)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def arguments(batch: Batch) -> list:
-    cache = batch.key_cache[:, 0].contiguous()
-    lengths = (batch.seq_lens, batch.query_start_loc)
-    return [batch.q, cache, batch.block_tables, *lengths, batch.scale]
+def given(batch: Batch, latent: int, **more: Tensor) -> LatentArgs:
+    return LatentArgs(
+        q=batch.q, cache=batch.key_cache, latent=latent, block_tables=batch.block_tables,
+        seq_lens=batch.seq_lens, query_start_loc=batch.query_start_loc, scale=batch.scale, **more,
+    )  # fmt: skip
+
+
+def expected(batch: Batch, latent: int) -> Tensor:
+    whole = batch.arguments() | {"value_cache": batch.key_cache.clone()}
+    return oracle.paged_attention(AttentionArgs(**whole))[..., -latent:]
 
 
 def check(batch: Batch, latent: int, programs: int | None = None) -> None:
-    values = batch.key_cache.clone()
-    expected = oracle.paged_attention(AttentionArgs(**batch.arguments() | {"value_cache": values}))
-    got = latent_attention(*arguments(batch), latent, programs=programs)
-    assert_close(got, expected[..., :latent], batch.q.dtype, 4.0)
+    got = latent_attention(given(batch, latent), programs=programs)
+    assert_close(got, expected(batch, latent), batch.q.dtype, 4.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_deepseeks_latents(dtype):
     """576 and 512, in chunks, prompts and decodes, whose keys are split."""
     batch = make_batch([(1, 150), (0, 9), (3, 20), (1, 1)], heads=17, size=576, dtype=dtype)
@@ -49,43 +64,190 @@ def test_small_latents_of_any_number_of_heads(heads, page, programs, lengths):
     check(make_batch(lengths, heads=heads, size=48, block_size=page), 32, programs)
 
 
+@pytest.mark.parametrize("heads", [3, 33])
+def test_prompts_whose_keys_arent_split(heads):
+    """Tiles of several queries, or of a part of one's heads."""
+    check(make_batch([(17, 30), (20, 20)], heads=heads, size=24), 16, programs=1)
+
+
+@pytest.mark.parametrize(("size", "latent"), [(24, 16), (30, 20), (35, 33), (9, 1)])
+def test_sizes_that_are_no_powers_of_two(size, latent):
+    check(make_batch([(1, 70), (2, 9)], heads=4, size=size, dtype=torch.float32), latent)
+
+
 @pytest.mark.parametrize("sequences", [[], [(0, 5)], [(1, 1)]])
 def test_small_batches(sequences):
     check(make_batch(sequences, heads=2, size=32, strided=True), 16)
 
 
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("lengths", [[(1, 70), (2, 9)], [(37, 50)]])
+def test_caches_of_eight_bits(lengths, cache):
+    batch = make_batch(lengths, heads=3, size=48, dtype=torch.float32)
+    kept = batch.key_cache.nan_to_num()
+    if cache == torch.int8:
+        scales = kept.abs().amax(-1) / 127 + 1e-9
+        rounded = (kept / scales[..., None]).round().to(cache)
+        batch.key_cache = rounded.float() * scales[..., None]
+    else:
+        scales = torch.tensor([0.25])
+        rounded = (kept / 0.25).to(cache)
+        batch.key_cache = rounded.float() * 0.25
+    right = expected(batch, 32)
+    got = latent_attention(replace(given(batch, 32), cache=rounded, scales=scales))
+    assert_close(got, right, torch.float16, 4.0)
+
+
 def test_a_decoding_row_is_the_same_to_the_bit_in_every_batch():
     batch = make_batch([(1, 200), (1, 5), (1, 90)], heads=3, size=48)
-    q, cache, tables, lens, _, scale = arguments(batch)
-    together = latent_attention(*arguments(batch), 32)
+    whole = given(batch, 32)
+    together = latent_attention(whole)
     starts = torch.tensor([0, 1], dtype=torch.int32)
     for row in (0, 2):
         one = slice(row, row + 1)
+        alone = replace(
+            whole, q=whole.q[one], block_tables=whole.block_tables[one].contiguous(),
+            seq_lens=whole.seq_lens[one], query_start_loc=starts,
+        )  # fmt: skip
         for programs in (1, 3):
-            alone = latent_attention(
-                q[one], cache, tables[one].contiguous(), lens[one], starts, scale, 32,
-                programs=programs,
-            )  # fmt: skip
-            assert torch.equal(alone[0], together[row])
+            assert torch.equal(latent_attention(alone, programs=programs)[0], together[row])
+
+
+def test_with_invariance_a_row_of_a_chunk_is_that_of_its_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    batch = make_batch([(3, 75), (1, 20)], heads=3, size=48)
+    together = latent_attention(given(batch, 32), invariant=True)
+    assert_close(together, expected(batch, 32), torch.float16, 4.0)
+    for row, (sequence, length) in enumerate([(0, 73), (0, 74), (0, 75), (1, 20)]):
+        alone = replace(
+            given(batch, 32), q=batch.q[row : row + 1],
+            block_tables=batch.block_tables[sequence : sequence + 1],
+            seq_lens=torch.tensor([length], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        )  # fmt: skip
+        assert torch.equal(latent_attention(alone, invariant=True)[0], together[row])
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_parts_of_split_sequences_take_little_more_than_a_gigabyte(queries):
+    """256 decodes of DeepSeek V3 in long contexts: by 64 parts each they took 4 GB, drafts 36."""
+    states = []
+
+    def note(kernel, grid, args, options):
+        states.append(args[0].nbytes)
+
+    meta = {"device": "meta"}
+    ints = {"dtype": torch.int32, **meta}
+    args = LatentArgs(
+        q=torch.empty(256 * queries, 128, 576, dtype=torch.bfloat16, **meta),
+        cache=torch.empty(4, 1, 64, 576, dtype=torch.bfloat16, **meta), latent=512,
+        block_tables=torch.empty(256, 2560, **ints), seq_lens=torch.empty(256, **ints),
+        query_start_loc=torch.empty(257, **ints), scale=1.0,
+    )  # fmt: skip
+    with watch(note, Target(90, 132)):
+        latent_attention(args)
+    assert max(states) <= 1.2 * (1 << 30)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [3, 11])
+def test_queries_and_latents_turn_and_latents_are_written(heads, dtype, neox):
+    made = torch.Generator().manual_seed(1)
+    q = torch.randn((7, heads, 40), generator=made).to(dtype)
+    kept = torch.randn((7, 1, 40), generator=made).to(dtype)
+    cache, cos_sin = torch.full((3, 1, 8, 40), 7.0, dtype=dtype), table(50, 12)
+    positions, slots = torch.randint(0, 50, (7,)), torch.randperm(24)[:7]
+    slots[3] = -1
+    wanted = [oracle.rope(x, positions, cos_sin, neox) for x in (q, kept)]
+    rope_and_cache_latents(q, kept, positions, cos_sin, cache, slots, neox)
+    for got, right in zip((q, kept), wanted, strict=True):
+        assert_close(got, right, dtype)
+    there = cache.flatten(0, 2)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            assert torch.equal(there[slot], kept[token, 0])
+    assert int((there == 7.0).all(-1).sum()) == 24 - 6
+
+
+def test_latents_alone_are_written_for_tokens_without_queries():
+    kept, cache = torch.randn(2, 1, 24), torch.zeros(1, 1, 4, 24)
+    nobody, none = torch.empty(2, 0, 24), torch.arange(2)
+    rope_and_cache_latents(nobody, kept, none, table(9, 8), cache, none)
+    assert torch.equal(cache[0, 0, :2], kept[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_latents_are_rounded_as_they_are_written(dtype):
+    kept = torch.randn(5, 1, 24) * torch.tensor([1, 9, 3, 2, 5])[:, None, None]
+    cache, places = torch.zeros((1, 1, 8, 24), dtype=dtype), torch.arange(5)
+    scales = torch.zeros(1, 1, 8) if dtype == torch.int8 else torch.tensor([0.5])
+    nobody = torch.empty(5, 0, 24)
+    rope_and_cache_latents(nobody, kept, places, table(8, 8), cache, places, scales=scales)
+    if dtype == torch.int8:
+        assert torch.allclose(scales[0, 0, :5], kept[:, 0].abs().amax(-1) / 127)
+        back = cache[0, 0, :5].float() * scales[0, 0, :5, None]
+        assert float((back - kept[:, 0]).abs().max()) <= float(scales.max()) * 0.51
+    else:
+        assert torch.equal(cache[0, 0, :5].float(), (kept[:, 0] / 0.5).to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_layer_for_each_head(alike, dtype):
+    made = torch.Generator().manual_seed(3)
+    weights = torch.randn((5, 40, 24), generator=made).to(dtype)
+    linear, every = (TorchLinear, BatchedHeadLinears)
+    if alike:
+        linear, every = InvariantLinear, InvariantHeadLinears
+    layers = every([linear(weight, None) for weight in weights])
+    assert set(layers.tensors()) == {"weight"}
+    assert layers.nbytes == weights.nbytes
+    x = torch.randn((19, 5, 27), generator=made).to(dtype)[..., 3:]
+    whole = torch.full((19, 5, 44), 7.0, dtype=dtype)
+    layers(x, whole[..., 2:42])
+    right = torch.einsum("thk,hnk->thn", x.double(), weights.double())
+    assert_close(whole[..., 2:42], right, dtype, 4.0)
+    assert bool((whole[..., [0, 1, 42, 43]] == 7.0).all())
+
+
+def test_heads_that_do_not_fit_are_refused():
+    layers = BatchedHeadLinears([TorchLinear(torch.randn(8, 4), None)] * 2)
+    out = torch.empty(3, 2, 8)
+    for x, wrong in [
+        (torch.randn(3, 2, 5), "must be"),
+        (torch.randn(3, 1, 4), "must be"),
+        (torch.randn(3, 2, 4).half(), "dtype"),
+        (torch.randn(3, 4, 2).transpose(1, 2), "side by side"),
+    ]:
+        with pytest.raises(ValueError, match=wrong):
+            layers(x, out)
+    with pytest.raises(ValueError, match="bias"):
+        BatchedHeadLinears([TorchLinear(torch.randn(8, 4), torch.randn(8))])
 
 
 def test_what_does_not_fit_is_refused():
-    batch = make_batch([(1, 9)], heads=2, size=48)
-    good = arguments(batch)
+    good = given(make_batch([(1, 9)], heads=2, size=48), 32)
 
-    def refused(words: str, latent: int = 32, **changes: torch.Tensor) -> None:
-        names = ("q", "cache", "block_tables", "seq_lens", "query_start_loc", "scale")
-        given = dict(zip(names, good, strict=True)) | changes
+    def refused(words: str, **changes: Tensor | int) -> None:
         with pytest.raises(ValueError, match=words):
-            latent_attention(*given.values(), latent)
+            latent_attention(replace(good, **changes))
 
-    refused("latent of 40", 40)
-    refused("latent of 48", 48)
-    refused("rotated part of 8", q=good[0][..., :40])
-    refused("doesn't fit heads", cache=good[1][..., :32].contiguous())
-    refused("dtype of q", cache=good[1].bfloat16())
-    refused("q ", q=good[0].float(), cache=good[1].float())
-    refused("block_tables", block_tables=good[2].long())
-    refused("seq_lens", seq_lens=good[3].long())
-    with pytest.raises(ValueError, match="out"):
-        latent_attention(*good, 32, out=torch.empty(1))
+    refused("latent of 0", latent=0)
+    refused("rotated part of 0", latent=48)
+    refused("latent of 600", latent=600, q=torch.empty(1, 2, 640))
+    refused("rotated part of 200", latent=16, q=torch.empty(1, 2, 216))
+    refused("doesn't fit heads", cache=good.cache[..., :32].contiguous())
+    refused("int8 cache needs", cache=good.cache.to(torch.int8))
+    refused("q ", q=good.q.double())
+    refused("block_tables", block_tables=good.block_tables.long())
+    refused("seq_lens", seq_lens=good.seq_lens.long())
+    refused("out", out=torch.empty(1))
+    x = torch.empty(1, 1, 24)
+    with pytest.raises(ValueError, match="don't go with"):
+        rope_and_cache_latents(
+            torch.empty(1, 2, 48), x, torch.zeros(1).long(), None, torch.empty(1, 1, 4, 48),
+            torch.zeros(1).long(),
+        )  # fmt: skip
