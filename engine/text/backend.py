@@ -37,6 +37,7 @@ MAX_TOKENS = 1 << 20
 #: Characters a token of the beginning that is read first of a text that may be too long: few
 #: languages have more of them, and what the library makes of ten megabytes is a gigabyte.
 CHARS_A_TOKEN = 6
+_PIECE_CHARS = 1 << 18
 #: Tokens that a cut may make of its last word; no vocabulary has longer pieces in characters.
 _OF_A_CUT = 512
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
@@ -115,15 +116,19 @@ def encode(
 def check_beginning(backend: tokenizers.Tokenizer, text: str, most: int | None) -> None:
     """Raise `ContextLengthExceeded` for a text whose beginning has over `most` tokens already.
 
-    The rest isn't looked at. What is cut off changes a beginning's tokens about its end alone.
+    The rest isn't looked at. It's read in pieces, so that little of it is in memory at a time; a
+    cut changes the tokens of what it divides alone.
     """
     limit = MAX_TOKENS if most is None else most
     size = CHARS_A_TOKEN * limit + _OF_A_CUT
-    while size < len(text):
-        count = len(_encode(backend, text[:size], add_special_tokens=False, offsets=False))
-        if count > limit + _OF_A_CUT:
+    if len(text) <= size:
+        return
+    count, step = 0, min(size, _PIECE_CHARS)
+    for start in range(0, len(text), step):
+        piece = text[start : start + step]
+        count += len(_encode(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
+        if count > limit:
             raise over(limit, of_context=most is not None)
-        size *= 4
 
 
 def over(most: int, *, of_context: bool) -> ContextLengthExceeded:

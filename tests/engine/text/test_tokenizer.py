@@ -206,6 +206,7 @@ def test_fault_53_other_threads_run_while_a_long_text_is_read(tokenizer_of):
 
 def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatch):
     monkeypatch.setattr(backend, "MAX_TOKENS", 100)
+    monkeypatch.setattr(backend, "_OF_A_CUT", 1)
     with pytest.raises(ContextLengthExceeded, match="100 are the most"):
         tokenizer_of(next(iter(KINDS))).encode("dull " * 1000)
 
@@ -220,11 +221,13 @@ def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, mon
         return whole(of, text, *args, **kwargs)
 
     monkeypatch.setattr(backend, "_encode", noting)
+    monkeypatch.setattr(backend, "_PIECE_CHARS", 4096)
     text = "dull days " * 100_000
     for encode in (tokenizer.encode, tokenizer.encode_plain):
         with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
             encode(text, most=1000)
     assert sum(read) < len(text) / 4
+    assert max(read) <= 4096
     chat = [{"role": "user", "content": text}]
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
         render_chat(tokenizer, chat, chat_template="{{messages[0].content}}", most_tokens=1000)
