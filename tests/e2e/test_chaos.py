@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from config.chaos import faults, run
+from config.chaos import faults, instance, run
 from config.chaos.client import Client, clients
 from config.chaos.instance import Instance, running, until
 from config.chaos.kills import STREAMED, Kills, _victims
 from config.chaos.report import passed, summary
 from config.chaos.run import Faults, Request
+from tests.e2e import drafting_replica
 from tests.e2e.adapter_swaps import swapped_under_kills
 from tests.e2e.product import ROOT, clean_environment
 
@@ -32,8 +33,10 @@ KILLS, TOKENS = 2, 80
 HARM = ("gateway frozen", "worker killed", "settings changed", "Redis killed", "disk full")
 #: Between two requests of a client: what is harmed needs the processor more.
 REST_S = 1.0
-#: Between two looks at whether a replica may be killed.
+#: Between two looks at whether a replica may be killed, or at how many drafts there were.
 LOOK_S = 0.2
+#: How long streams with drafts go on behind the last kill.
+AFTER_S = 2.0
 
 
 @dataclass
@@ -51,11 +54,10 @@ class Harmed:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harmed]:
     log = tmp_path_factory.mktemp("chaos") / "up.log"
-    async with (
-        running(log) as instance,
-        clients(instance.url, instance.api_key) as client,
-    ):
-        yield Harmed(instance, client)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(instance, "behind_relay", drafting_replica)
+        async with running(log) as found, clients(found.url, found.api_key) as client:
+            yield Harmed(found, client)
 
 
 class Held:
@@ -102,6 +104,48 @@ async def test_fault_27_streams_of_every_kind_are_the_same_through_kills(
     assert passed(outcome), summary(outcome)
     assert len(outcome.windows) == KILLS
     assert {asked.kind for asked in (r.asked for r in outcome.requests)} == set(STREAMED)
+
+
+class Drafted(Kills):
+    """Expects what is said without drafts. Before the first kill all replicas get drafts, which
+    they keep.
+    """
+
+    drafts = held = 0
+
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        await faults.change_settings(instance, {"speculative_config": faults.DRAFTS})
+        await until(instance.whole, 60, "not whole with drafts", instance.log)
+        async with asyncio.TaskGroup() as group:
+            count = group.create_task(self._count(instance))
+            await super()._harm(instance, client)
+            await asyncio.sleep(AFTER_S)
+            count.cancel()
+
+    async def _count(self, instance: Instance) -> None:
+        """The most drafts that replicas told of at a time: a killed one's are gone."""
+        while True:
+            beats = await asyncio.to_thread(instance.heartbeats)
+            told = [beat.stats for beat in beats]
+            drafts = sum(each.spec_decode_num_draft_tokens_total for each in told)
+            held = sum(each.spec_decode_num_accepted_tokens_total for each in told)
+            self.drafts, self.held = max(self.drafts, drafts), max(self.held, held)
+            await asyncio.sleep(LOOK_S)
+
+
+async def test_with_drafts_and_kills_streams_of_every_kind_say_what_they_say_without(
+    harmed: Harmed,
+) -> None:
+    """Requests begin at any moment and replicas are killed at any, other ones in each run."""
+    await harmed.whole()
+    seed = random.SystemRandom().randrange(1_000_000)
+    print(f"seed {seed}")
+    drafted = Drafted(1, 2 * len(STREAMED), TOKENS, seed, print)
+    outcome = await drafted.run_on(harmed.instance, harmed.client)
+    assert passed(outcome), summary(outcome)
+    assert {asked.kind for asked in (r.asked for r in outcome.requests)} == set(STREAMED)
+    print(f"{len(outcome.requests)} streams, {drafted.held} of {drafted.drafts} drafts held")
+    assert 500 < drafted.held < drafted.drafts
 
 
 async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_others_words(

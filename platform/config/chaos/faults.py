@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from config.chaos.ending import to_its_end
 from config.chaos.failover import fail_over_and_back
@@ -25,13 +26,16 @@ BACK_S, USED_TO_S = 3600, 5.0
 FOUND_WITHIN_S = 15.0
 #: A drained process ends its streams first.
 DRAINED_WITHIN_S = 60.0
+#: Speculation: from a tenant's own texts, which repeat here.
+DRAFTS = {"method": "suffix"}
 #: What the admin's form does.
 _NEW_SETTINGS = """
 from catalog import actions
 from catalog.models import ServedModel
 from tenants.actors import COMMAND_LINE
 model = ServedModel.objects.get(name={model!r})
-settings = {{**model.settings, "max_num_seqs": {seats}}}
+settings = {{**model.settings, **{settings!r}}}
+settings = {{name: value for name, value in settings.items() if value is not None}}
 actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
 """
 
@@ -105,9 +109,16 @@ async def cut_off(instance: Instance, rng: random.Random) -> None:
 
 
 async def roll(instance: Instance, rng: random.Random) -> None:
-    """Changed settings: every replica of the model is replaced."""
+    """Changed settings: every replica of the model is replaced, perhaps by one with drafts."""
+    drafts = rng.choice([None, DRAFTS])
+    settings = {"max_num_seqs": rng.randint(40, 4000), "speculative_config": drafts}
+    await change_settings(instance, settings)
+
+
+async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
+    """Until no replica of the model has the old ones; None: the default. Raises `NotFound`."""
     before = set(instance.pids("replica"))
-    program = _NEW_SETTINGS.format(model=instance.model, seats=rng.randint(40, 4000))
+    program = _NEW_SETTINGS.format(model=instance.model, settings=settings)
     await asyncio.to_thread(instance.manage, "shell", "-c", program)
 
     def replaced() -> bool:

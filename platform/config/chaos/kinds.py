@@ -70,6 +70,7 @@ KINDS: dict[str, Kind] = {
     "penalties": Kind(
         STREAM,
         fields={"ignore_eos": True, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        | {"logit_bias": {"300": 1.5, "301": -100}, "min_p": 0.02}
         | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
     "adapter": Kind(STREAM, fields={"ignore_eos": True}, adapter=ADAPTER),
