@@ -140,11 +140,10 @@ def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
 
 def _refuse_on_devices(spec: DecoderSpec, order: Order) -> None:
     """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
-    if order.ops.device == HOST or (spec.states is None and spec.latents is None):
+    if order.ops.device == HOST or spec.states is None:
         return
-    what = "carry a state" if spec.states is not None else "attend over latents"
     raise ModelLoadError(
-        f"{spec.architecture} has layers that {what}: they run natively on a CPU alone.",
+        f"{spec.architecture} has layers that carry a state: they run natively on a CPU alone.",
         param="model",
     )
 

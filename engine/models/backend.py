@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 
@@ -35,6 +36,7 @@ def need_of(
         kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),
         block_size=config.block_size,
         head_size=spec.head_dim,
+        latent=0 if spec.latents is None else spec.latents.rank,
         window=any(spec.windows),
         soft_cap=spec.attention_soft_cap > 0,
         alibi=bool(spec.alibi_slopes),
@@ -69,6 +71,9 @@ def with_backend(
     chosen.why = f"{ops.why}; attention: {backend.name}"
     # In the instance they hide the methods of the set. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()
+    own = backend.load_latents
+    latents = partial(KernelSet.latent_attention, chosen) if own is None else own()
+    vars(chosen)["latent_attention"] = latents
     vars(chosen)["compile_decoder"] = lambda *_: None
     return chosen
 

@@ -19,11 +19,8 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
-    """Whether the kernels run all experts at once: unquantised ones, of known activations, that
-    are chosen among all.
-    """
+    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
     known = spec.gated and spec.activation in FUSED_ACTIVATIONS
-    known = known and (spec.moe is None or spec.moe.groups == 1)
     return ops.fuses_experts and known and not quantized
 
 
@@ -127,6 +124,9 @@ class FusedExperts(MixtureOfExperts):
             sigmoid=moe.sigmoid,
             choice_bias=self._choice_bias,
             scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_best=moe.group_best,
         )
         out = self._ops.fused_experts(
             x,

@@ -95,8 +95,8 @@ _NOTES = """
   256 tokens; the engine computes it in float32.
 - What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
   the blocks, projected embedding), GPT-2 with scores scaled by layer, GLM-4.5 with groups of
-  experts, DeepSeek V2 whose experts' weights are brought to sum 1; and on a GPU Granite 4,
-  Qwen3-Next and those that attend over latents, which are natively a CPU's.
+  experts, DeepSeek V2 whose experts' weights are brought to sum 1; and on a GPU Granite 4 and
+  Qwen3-Next, which are natively a CPU's.
 - **Granite 4, Qwen3-Next**: a sequence's state (Mamba 2, gated delta rule) is float32, a row for
   each sequence that runs, beside the keys and values of the layers that attend. It's in no block:
   prefixes aren't cached, a preempted sequence starts anew, drafts are refused. As many sequences
@@ -105,7 +105,7 @@ _NOTES = """
   processor time for a prompt of 512 tokens, 0.37 and 0.36 for a token of one stream, 0.22 and 0.34
   for one of eight.
 - **DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7 Flash, MiniCPM 3, Youtu**, whose attention is over
-  latents: on a CPU a token keeps one latent a layer and what is rotated beside it, and no keys and
+  latents: a token keeps one latent a layer and what is rotated beside it, and no keys and
   values (of V2 Lite 31 KB in bfloat16, by the bridge 332 KB). What makes them of latents
   (`kv_b_proj`) is taken into queries and results, for prompts too; it is kept in the model's dtype
   whatever the checkpoint or `--quantization` has, and adapters of it are refused. Layers run one by

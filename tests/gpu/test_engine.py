@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from engine import LLM, LoRARequest, SamplingParams
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import Oracle as TinyOracle
+from engine.survey.tiny import make_checkpoint
 from tests.engine.lora.adapters import write_adapter
 from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
@@ -37,7 +40,8 @@ def run(folder, **settings):
     settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
                 "cudagraph_capture_sizes": FEW_SIZES} | settings  # fmt: skip
     llm = LLM(str(folder), device="cuda", **settings)
-    outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
     llm.core.check_integrity()
     return [output.outputs[0].token_ids for output in outputs]
 
@@ -70,6 +74,19 @@ def test_experts(tmp_path):
     )  # fmt: skip
     oracle = Oracle(folder)
     assert run(folder) == [oracle.greedy(prompt, 12) for prompt in prompts()]
+
+
+LATENTS = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"]
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("name", LATENTS)
+def test_latents(name, mode, tmp_path):
+    """One a token and layer; experts chosen by groups."""
+    make_checkpoint(RECIPES[name], tmp_path)
+    oracle = TinyOracle(tmp_path)
+    found = run(tmp_path, cudagraph_mode=mode)
+    assert found == [oracle.greedy(prompt, 12) for prompt in prompts()]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.bench.gpu_case import compare
 from kernels.bench.gpu_cases import all_cases, paged_batch
 from kernels.logits import PenalisedRows, TokenTable
@@ -14,6 +16,7 @@ from kernels.triton.attention import latent_attention, merge_attention_states, p
 from kernels.triton.grouped import align
 from kernels.triton.grouped.gemm import grouped_gemm
 from kernels.triton.kernel_set import load
+from kernels.triton.linear import TorchLinear
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.sampling import TritonLogitEdits, token_logprobs
 
@@ -137,14 +140,37 @@ def test_long_context_of_one_sequence(device, large):
     attend(batch, torch.bfloat16)
 
 
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("queries", [1, 4, 37])
 @pytest.mark.parametrize("heads", [16, 128])
-def test_latents(device, large, heads):
-    """DeepSeek's: a latent of 512 and 64 values beside it."""
+def test_latents(device, large, heads, queries, cache):
+    """DeepSeek's: a latent of 512 values behind 64 that are rotated."""
     shape = {"heads": heads if large else 3, "kv_heads": 1, "size": 576, "dtype": torch.bfloat16}
-    q, keys, _, *rest = batch_of(device, large, **shape)
-    got = latent_attention(q, keys[:, 0].contiguous(), *rest, 0.05, 512)
-    wide = AttentionArgs(q.float(), keys.float(), keys.float(), *rest, 0.05)
-    compare(got, ReferenceKernels.paged_attention(wide)[..., :512], 1e-2)
+    q, keys, _, *rest = batch_of(
+        device, large, queries=queries, length=2000 if large else 60, cache_dtype=cache, **shape
+    )
+    scales = None
+    if cache == torch.int8:
+        keys.random_(-127, 128)
+        scales = (torch.rand(keys.shape[:3], device=device) + 0.5) / 64
+    names = ("block_tables", "seq_lens", "query_start_loc")
+    lengths = dict(zip(names, rest, strict=True))
+    given = LatentArgs(q=q, cache=keys, latent=512, scale=0.05, scales=scales, **lengths)
+    wide = replace(given, q=q.float(), cache=widened(keys, scales), scales=None)
+    compare(latent_attention(given), ReferenceKernels.latent_attention(wide), 1e-2)
+
+
+@pytest.mark.parametrize("dtype", list(ALLOWED))
+def test_a_layer_for_each_head(device, large, dtype):
+    """Into a part of what attention takes, as models have it."""
+    heads, made = 16 if large else 3, {"device": device, "dtype": dtype}
+    weights = torch.randn(heads, 512, 128, **made)
+    x = torch.randn(33 if large else 3, heads, 192, **made)[..., :128]
+    out = torch.zeros(len(x), heads, 576, **made)
+    load(device).head_linears([TorchLinear(weight, None) for weight in weights])(x, out[..., 64:])
+    exact = torch.einsum("thk,hnk->thn", x.double(), weights.double())
+    compare(out[..., 64:], exact.float(), ALLOWED[dtype] * 4)
+    assert not out[..., :64].any()
 
 
 def test_states_merge(device, large):

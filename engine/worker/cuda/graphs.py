@@ -6,14 +6,15 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.models.context import AttentionContext
-from kernels.attention.args import AttentionArgs
-from kernels.attention.backend import Forward
+from kernels import KernelSet
+from kernels.attention.args import AttentionArgs, LatentArgs
+from kernels.attention.backend import Forward, LatentForward
 
 Replay = Callable[[], None]
 
@@ -93,69 +94,92 @@ class Recording:
         return self.output
 
 
+Args = TypeVar("Args", AttentionArgs, LatentArgs)
+
+
+def _attend(
+    attention: Callable[[Args], Tensor], args: Args, batch: AttentionContext, count: int,
+    out: Tensor,
+) -> Tensor:  # fmt: skip
+    """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
+    tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
+
+    def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
+        attention(
+            replace(
+                args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
+                seq_lens=lens[sequences], query_start_loc=starts,
+            )
+        )  # fmt: skip
+
+    first = batch.num_decodes
+    if batch.prefill_start_loc is None:
+        part(slice(count), slice(None), starts)
+    else:
+        part(slice(first), slice(first), starts[: first + 1])
+        part(slice(first, count), slice(first, None), batch.prefill_start_loc)
+    return out
+
+
 class AttentionBreaks:
     """Attention that cuts a recording in two around itself, and runs in between, eagerly.
 
-    Stands in the place of `KernelSet.paged_attention`. Eager attention gets the step's own batch,
-    so that a piecewise graph depends on the number of tokens alone. Where sequences that decode
-    come first in a batch of prompts, they are attended to by a call of their own: kernels choose
-    their tiles, and whether to split the keys, by what most of a call's sequences do.
+    Stands in the place of `KernelSet.paged_attention`, and `latents` in that of `latent_attention`.
+    Eager attention gets the step's own batch, so that a piecewise graph depends on the number of
+    tokens alone. Where sequences that decode come first in a batch of prompts, they are attended to
+    by a call of their own: kernels choose their tiles, and whether to split the keys, by what most
+    of a call's sequences do.
 
     Attributes:
-        attention: what it stands for.
+        attention, latent_attention: what it stands for.
         batch: the context of the step that runs or is replayed, on the device.
     """
 
-    def __init__(self, attention: Forward, recorder: Recorder | None = None) -> None:
-        self.attention, self._recorder = attention, recorder
+    def __init__(
+        self,
+        attention: Forward,
+        recorder: Recorder | None = None,
+        latent_attention: LatentForward | None = None,
+    ) -> None:
+        self.attention, self.latent_attention = attention, latent_attention
+        self._recorder = recorder
         self._steps: list[Replay] | None = None
         self._static: AttentionContext | None = None
         self.batch: AttentionContext | None = None
 
+    def put_into(self, ops: KernelSet) -> None:
+        """Stand for the attention of a set that is a model's own."""
+        vars(ops)["paged_attention"], vars(ops)["latent_attention"] = self, self.latents
+
     def __call__(self, args: AttentionArgs) -> Tensor:
         """See `KernelSet.paged_attention`."""
-        q = args.q
+        return self._run(self.attention, args)
+
+    def latents(self, args: LatentArgs) -> Tensor:
+        """See `KernelSet.latent_attention`."""
+        if self.latent_attention is None:
+            raise RuntimeError("There's no attention over latents to stand for.")
+        return self._run(self.latent_attention, args)
+
+    def _run(self, attention: Callable[[Args], Tensor], args: Args) -> Tensor:
         if self._steps is None or self._recorder is None:
             batch = self._split_batch(args.block_tables)
             if batch is not None and args.out is None:
-                out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-                return self._attend(args, batch, len(q), out)
-            return self.attention(args)
+                return _attend(attention, args, batch, len(args.q), args.new_out())
+            return attention(args)
         group = self._group_of(args.block_tables)
         # Made while the piece is recorded: the memory stays the recording's.
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = args.new_out()
         self._steps.append(self._recorder.end())
 
         def attend() -> None:
             if self.batch is None:
                 raise RuntimeError("A piecewise graph is replayed without a batch.")
             batch = self.batch.groups[group]
-            self._attend(args, batch, len(batch.positions), out)
+            _attend(attention, args, batch, len(batch.positions), out)
 
         self._steps.append(attend)
         self._recorder.begin()
-        return out
-
-    def _attend(
-        self, args: AttentionArgs, batch: AttentionContext, count: int, out: Tensor
-    ) -> Tensor:
-        """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
-        tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
-
-        def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
-            self.attention(
-                replace(
-                    args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
-                    seq_lens=lens[sequences], query_start_loc=starts,
-                )
-            )  # fmt: skip
-
-        first = batch.num_decodes
-        if batch.prefill_start_loc is None:
-            part(slice(count), slice(None), starts)
-        else:
-            part(slice(first), slice(first), starts[: first + 1])
-            part(slice(first, count), slice(first, None), batch.prefill_start_loc)
         return out
 
     def _split_batch(self, block_tables: Tensor) -> AttentionContext | None:

@@ -20,6 +20,7 @@ from engine.worker.cuda.memory import Meter
 from engine.worker.cuda.modes import GraphMode, resolve_mode, wanted_mode
 from kernels import KernelSet
 from kernels.attention import GraphSupport, get_backend
+from kernels.attention.backend import Forward, LatentForward
 from kernels.lora_slots import LoraSlots
 
 LEFT_FREE = 256 << 20
@@ -103,12 +104,15 @@ def device_forward(
     device, run = model.ops.device, tapped(model, taps)
     mode = graph_mode(model, config)
     # What was put there for an earlier runner, before the model slept, is replaced.
-    breaks = vars(model.ops).get("paged_attention", model.ops.paged_attention)
-    attention = breaks.attention if isinstance(breaks, AttentionBreaks) else breaks
+    attention: Forward = model.ops.paged_attention
+    latent_attention: LatentForward | None = model.ops.latent_attention
+    before = vars(model.ops).get("paged_attention")
+    if isinstance(before, AttentionBreaks):
+        attention, latent_attention = before.attention, before.latent_attention
     eager, slots = mode is GraphMode.NONE, slots_of(model)
-    breaks = AttentionBreaks(attention, None if eager else make_recorder())
+    breaks = AttentionBreaks(attention, None if eager else make_recorder(), latent_attention)
     # `with_backend` made the set a copy of this model's own.
-    vars(model.ops)["paged_attention"] = breaks
+    breaks.put_into(model.ops)
     if eager:
         return DeviceForward(run, device, breaks=breaks, slots=slots)
     wanted = config.cudagraph_capture_sizes

@@ -74,7 +74,8 @@ class GroupedExperts(MixtureOfExperts):
         self._router, self._top_k = experts.router, experts.top_k
         self._choice: dict[str, Any] = {
             "softmax_first": experts.softmax_first, "renormalize": experts.renormalize,
-            "sigmoid": experts.sigmoid, "scale": experts.scale,
+            "sigmoid": experts.sigmoid, "scale": experts.scale, "groups": experts.groups,
+            "top_groups": experts.top_groups, "group_best": experts.group_best,
         }  # fmt: skip
         self._choice_bias = experts.choice_bias
         self._shared_up, self._shared_down = experts.shared_gate_up, experts.shared_down
@@ -147,10 +148,8 @@ class GroupedExperts(MixtureOfExperts):
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
-    """The experts in grouped products; None where they aren't of one format in few bits, or are
-    chosen by groups.
-    """
-    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS or experts.groups > 1:
+    """The experts in grouped products; None where they aren't of one format in few bits."""
+    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):
         return None

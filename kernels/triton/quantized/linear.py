@@ -111,7 +111,8 @@ class QuantisedLinear(LinearLayer):
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `LinearLayer.rows`."""
-        return unsorted(self._rows(ids), self.order)
+        # Of rows that are padded to whole groups only a part is wanted.
+        return unsorted(self._rows(ids), self.order).contiguous()
 
     @abstractmethod
     def _rows(self, ids: Tensor) -> Tensor:

@@ -135,8 +135,8 @@ def main(folder: Path, quantization: str | None) -> None:
         seen.add(specialisation(kernel, args, options, HOPPER.capability))
 
     ops = TritonKernels(META, "a test")
-    breaks = AttentionBreaks(ops.paged_attention)
-    vars(ops)["paged_attention"] = breaks
+    breaks = AttentionBreaks(ops.paged_attention, latent_attention=ops.latent_attention)
+    breaks.put_into(ops)
     model = NativeDecoder(
         decoder_spec(read_config(folder)), ops, torch.bfloat16, LONGEST, quantization
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.interface import LinearLayer
 from kernels.triton import TritonKernels
 from kernels.triton.linear import TorchLinear
@@ -54,6 +54,15 @@ class MetaKernels(TritonKernels):
     def paged_attention(args: AttentionArgs) -> Tensor:
         only_there(*(getattr(args, field.name) for field in fields(args)))
         return torch.empty(args.q.shape, dtype=args.q.dtype, device=META)
+
+    @staticmethod
+    def rope_and_cache_latents(*args: Any, **options: Any) -> None:
+        only_there(*args, *options.values())
+
+    @staticmethod
+    def latent_attention(args: LatentArgs) -> Tensor:
+        only_there(*(getattr(args, field.name) for field in fields(args)))
+        return args.new_out()
 
     @staticmethod
     def silu_and_mul(x: Tensor, *args: Any) -> Tensor:

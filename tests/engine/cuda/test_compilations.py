@@ -21,6 +21,12 @@ GLM = {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2
        "moe_intermediate_size": 32, "head_dim": 16, "first_k_dense_replace": 0,
        "n_shared_experts": 1}  # fmt: skip
 
+#: DeepSeek V3's: latents of 64 values, experts of two groups out of four.
+LATENTS = {"model_type": "deepseek_v3", "kv_lora_rank": 64, "q_lora_rank": 24, "head_dim": 16,
+           "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "n_group": 4,
+           "topk_group": 2, "n_routed_experts": 8, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 32, "first_k_dense_replace": 0}  # fmt: skip
+
 #: Changes of a model's settings, and its quantization, by what they are called.
 CASES: dict[str, tuple[dict[str, object], str]] = {
     "plain": ({}, ""),
@@ -29,6 +35,7 @@ CASES: dict[str, tuple[dict[str, object], str]] = {
     "int4": ({}, "int4"),
     "heads": ({}, ""),
     "sigmoids": (GLM, ""),
+    "latents": (LATENTS, ""),
 }
 
 

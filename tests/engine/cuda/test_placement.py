@@ -20,6 +20,8 @@ from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
 from engine.models.fused_experts import FusedExperts
 from engine.models.weights import WeightReader
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import make_checkpoint
 from engine.worker.cuda.inputs import stage
 from engine.worker.cuda.modes import GraphMode
 from engine.worker.cuda.setup import graph_mode
@@ -69,6 +71,18 @@ def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) ->
     model.allocate_kv(4, 16, dtype)
     logits = run_there(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
+
+
+def test_latents(tmp_path: Path) -> None:
+    """The layers of a head each are one tensor, and nothing is held twice."""
+    make_checkpoint(RECIPES["deepseek_v3"], tmp_path)
+    model = load(tmp_path, torch.bfloat16)
+    assert isinstance(model.weights[1].experts, FusedExperts)
+    assert all(tensor.device == META for tensor in tensors_of(model))
+    names = [name for name, _ in model.named_tensors() if "layers.0.attention.into" in name]
+    assert names == ["layers.0.attention.into.weight"]
+    model.allocate_kv(4, 16, torch.bfloat16)
+    assert run_there(model, context()).shape == (3, 384)
 
 
 class HostAllocations(TorchDispatchMode):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError
-from engine.model_loader.implementation import _refuse_on_devices
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.decoder import NativeDecoder
 from engine.survey.recipes import RECIPES
@@ -61,6 +59,13 @@ def test_a_token_keeps_one_latent_a_layer(name: str, case: Cases) -> None:
     # Keys and values of every head, as long as the longer of both.
     longer = recipe["qk_nope_head_dim"] + recipe["qk_rope_head_dim"]
     assert bridged == layers * recipe["num_attention_heads"] * 2 * longer * 4
+
+
+def test_a_backend_attends_over_latents_as_over_whole_values(case: Cases) -> None:
+    expected = case("deepseek_v3")
+    llm = make(expected.folder, attention_backend="TORCH_SDPA", max_num_batched_tokens=32)
+    assert isinstance(model_of(llm), NativeDecoder)
+    assert tokens(llm, expected.prompts) == expected.greedy
 
 
 def test_rounded_latents_have_a_scale_a_token_and_layer(case: Cases) -> None:
@@ -238,13 +243,6 @@ def test_what_isnt_done_natively_is_left_to_the_bridge(
     assert tokens(llm, [PROMPT]) == [Oracle(tmp_path).greedy(PROMPT, OUTPUT)]
     with pytest.raises(ModelLoadError, match=says):
         make(tmp_path, model_impl="quire")
-
-
-def test_on_a_gpu_they_are_left_to_the_bridge(checkpoint: Callable[[str], Path]) -> None:
-    spec = decoder_spec(read_config(checkpoint("deepseek_v2")))
-    on_gpu: Any = SimpleNamespace(ops=SimpleNamespace(device=torch.device("cuda")))
-    with pytest.raises(ModelLoadError, match="attend over latents: they run natively on a CPU"):
-        _refuse_on_devices(spec, on_gpu)
 
 
 @pytest.mark.parametrize(

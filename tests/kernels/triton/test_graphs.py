@@ -197,7 +197,8 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
     make_drafts_free(monkeypatch)
     monkeypatch.setenv(kernels.FORCED, "triton")
     ops = kernels.get("cpu")
-    monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
+    for name in ("paged_attention", "latent_attention"):
+        monkeypatch.setitem(vars(ops), name, getattr(ops, name))
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
     used = {}
 

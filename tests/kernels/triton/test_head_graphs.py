@@ -39,7 +39,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     make_drafts_free(monkeypatch)
     monkeypatch.setenv(kernels.FORCED, "triton")
     ops = kernels.get("cpu")
-    monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
+    for name in ("paged_attention", "latent_attention"):
+        monkeypatch.setitem(vars(ops), name, getattr(ops, name))
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
     used: list[Any] = []
 
