@@ -96,7 +96,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
         for name in ("paged_attention", "latent_attention"):
             monkeypatch.setitem(vars(ops), name, getattr(ops, name))
         monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
-        llm = make(folder, max_num_seqs=4, max_num_batched_tokens=16)
+        llm = make(folder, max_num_seqs=4, max_num_batched_tokens=8)
         config = EngineConfig(
             model=str(folder), max_num_seqs=4, cudagraph_mode=mode.name,
             cudagraph_capture_sizes=[4, 8],
