@@ -77,7 +77,7 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
 ) -> None:
     """It reads, draws and goes back to where a draft failed, by runners of the device alone."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    make_drafts_free(monkeypatch)
+    make_drafts_free(monkeypatch, timed=True)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
     plain = texts(device.engine(folder, async_scheduling=False))
     made: list[RunnerParts] = []
@@ -110,7 +110,7 @@ def test_drafts_of_heads_on_the_device_change_no_token(
 ) -> None:
     """Random heads are mostly wrong; two likely tokens are often drafted all the same."""
     monkeypatch.setattr(OnDevice, "strict", False)
-    make_drafts_free(monkeypatch)
+    make_drafts_free(monkeypatch, timed=True)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
 
     def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:

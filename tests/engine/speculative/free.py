@@ -9,13 +9,16 @@ from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 
 
-def make_drafts_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) -> None:
     """Wider steps take no longer, and no tenant pays for what drafts and looks take.
 
-    Neither widths nor a model's draws are timed at the start, where nobody would note it: that took
-    longer than most tests.
+    Nothing is timed at the start, where nobody would note it: that took longer than most tests.
+
+    Args:
+        timed: a model's draws are, for it's a way of its own through whatever draws them.
     """
-    monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
+    if not timed:
+        monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
     monkeypatch.setattr(StepCosts, "note", lambda *_: None)
     monkeypatch.setattr(StepCosts, "widest", 10**6)
