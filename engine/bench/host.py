@@ -13,18 +13,23 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from engine.bench.statistics import percentile, table
 from engine.contract.config import EngineConfig
 from engine.contract.protocol import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative import SpeculativeConfig
 from engine.core.counters import EngineCounters
+from engine.core.drafts import CoreDrafts
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
+from engine.sampling.sampler import SamplerOutput
 from engine.scheduler import Request, Scheduler, Sequence, StepResult
 from engine.speculative.drafter import Drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 from engine.worker.batch import RunningBatch
+from engine.worker.drafted import settle_drafted
 
 EOS = 2
 BLOCK_SIZE = 16
@@ -64,20 +69,20 @@ class Host:
         self.scheduler = Scheduler(self.config, blocks, running * prompt_tokens + running)
         self.batch = RunningBatch(running, longest, BLOCK_SIZE)
         structured = StructuredOutputManager(None, 1000, [EOS])
-        counters = EngineCounters(self.scheduler)
+        self._counters = counters = EngineCounters(self.scheduler)
         requests: dict[str, Request] = {}
         exits = Exits(self.scheduler, structured, counters, requests, [EOS])
         self.harvest = Harvest(self.scheduler, structured, counters, exits)
         self._count = 0
-        self.drafter: Drafter | None = None
+        self.drafts = CoreDrafts(None, self.scheduler, counters)
 
     def be_ready_for_drafts(self) -> None:
         """Have drafts asked for in each step, and none pay: a wider step takes as much longer."""
-        self.drafter = Drafter(SpeculativeConfig(method="ngram"), 1 << 20)
+        drafter = Drafter(SpeculativeConfig(method="ngram"), 1 << 20)
         for width in (1, 4096):
             for _ in range(100):
-                self.drafter.costs.note(width, 0.001 * width)
-        self.scheduler.drafts.source = self.drafter
+                drafter.costs.note(width, 0.001 * width)
+        self.drafts = CoreDrafts(drafter, self.scheduler, self._counters)
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
         """Queue a request."""
@@ -113,10 +118,15 @@ class Host:
         prepared_at = time.perf_counter()
         token_ids = [7] * len(inputs.sampled)
         self.batch.take(inputs, token_ids)
+        result = StepResult([[token_id] for token_id in token_ids])
+        if inputs.drafted:  # now and then some are tried
+            drawn = torch.full((len(token_ids) + sum(map(len, plan.drafts.values())),), 7)
+            output = SamplerOutput(drawn, [])
+            settle_drafted(self.batch, inputs, drawn.tolist(), output, result)
         taken_at = time.perf_counter()
-        self.harvest.take(plan, scheduled, StepResult([[token_id] for token_id in token_ids]))
-        if self.drafter is not None:
-            self.drafter.note_step(plan, 0.001 * plan.num_tokens)
+        self.drafts.settle(plan, scheduled, result)
+        self.harvest.take(plan, scheduled, result)
+        self.drafts.note_step(plan, 0.001 * plan.num_tokens)
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)
         parts.prepare.append(prepared_at - scheduled_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.bench.host import Host, Parts, admission, decode, main
+from tests.engine.speculative.free import make_drafts_free
 
 
 @pytest.mark.parametrize("waiting", [0, 50])
@@ -28,6 +29,18 @@ def test_its_steps_are_real_ones() -> None:
         host.step(Parts())
     assert [sequence.num_output_tokens for sequence in sequences] == [5, 5, 5]
     assert host.batch.num_tokens[:3].tolist() == [25, 25, 25]
+    host.scheduler.check_integrity()
+
+
+def test_drafts_that_are_tried_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_drafts_free(monkeypatch)
+    host = Host(3, 20)
+    host.be_ready_for_drafts()
+    sequences = [host.add([10 + number] * 20) for number in range(3)]
+    for _ in range(20):
+        host.step(Parts())
+    assert sum(sequence.flight.num_accepted_tokens for sequence in sequences) > 0
+    assert [sequence.num_tokens for sequence in sequences] == host.batch.num_tokens[:3].tolist()
     host.scheduler.check_integrity()
 
 
