@@ -91,11 +91,10 @@ class Watchman:
         for flight in self._client.flights:
             if flight.incarnation == news.incarnation:
                 lost += 1
-                flight.judge(held)
+                flight.judge(held, news.incarnation)
                 self._client.orphan(flight, "its replica died")
             elif news.incarnation in flight.suspected:
-                flight.suspected.discard(news.incarnation)
-                flight.judge(held)
+                flight.judge(held, news.incarnation)
         if lost:
             was_at = "" if held is None else f" while it was at {len(held)} requests"
             logger.warning(
@@ -163,7 +162,7 @@ class Watchman:
                 replica = self._client.fleet.get(flight.replica_id)
                 reason = _lost(flight, replica)
                 if reason == _STANDS_STILL and replica is not None:
-                    flight.judge(_of(replica.heartbeat.held))
+                    flight.judge(_of(replica.heartbeat.held), replica.heartbeat.incarnation)
                 elif reason in (_STOPPED, _RESTARTED):
                     flight.suspect()
                 if not reason and (reason := self._unread(flight)):
@@ -182,7 +181,7 @@ class Watchman:
         """Replicas that it left unheard and that are heard again were slow: not its fault."""
         for replica in self._client.fleet if flight.suspected else ():
             if replica.heartbeat.incarnation in flight.suspected and not replica.silent:
-                flight.suspected.discard(replica.heartbeat.incarnation)
+                del flight.suspected[replica.heartbeat.incarnation]
                 flight.excuse()
 
     def _silent(self, flight: Flight) -> str:

@@ -58,7 +58,7 @@ class Flight:
         stream: under which name its tokens are kept for other gateways, "": they aren't.
         epoch: how often another gateway had taken it up before.
         suspected: incarnations that it left without knowing what became of them, since its last
-            token.
+            token, and whether it was isolated there.
         leaving: set when it was abandoned; done when the engine has answered the abort.
         records: of the engine, by output, as far as they came. told: set when it ended here before
             the engine said so; done when all records are there.
@@ -89,7 +89,7 @@ class Flight:
     prompt_logprobs_seen: bool = False
     stream: str = ""
     epoch: int = 0
-    suspected: set[str] = field(default_factory=set)
+    suspected: dict[str, bool] = field(default_factory=dict)
     leaving: asyncio.Future[None] | None = None
     records: dict[int, FlightRecord] = field(default_factory=dict)
     told: asyncio.Future[None] | None = None
@@ -147,7 +147,8 @@ class Flight:
         self.heard_at = time.monotonic()
         self.counted += 1
         self.fruitless += 1
-        self.isolated = self.in_company >= MOST_IN_COMPANY
+        # What isn't known yet may turn out to have been a death in company.
+        self.isolated = self.in_company + len(self.suspected) >= MOST_IN_COMPANY
         self.resumed = self.began
         self.numerics_changed |= self.resumed and beat.numerics != self.numerics
         self.numerics = beat.numerics
@@ -176,18 +177,19 @@ class Flight:
 
     def suspect(self) -> None:
         """It leaves its replica, and what became of that isn't known yet."""
-        self.suspected.add(self.incarnation)
+        self.suspected[self.incarnation] = self.isolated
 
-    def judge(self, held: Collection[str] | None) -> None:
+    def judge(self, held: Collection[str] | None, incarnation: str) -> None:
         """A replica that had it died, or stands still, while it was at these requests.
 
         `held`: their ids without the numbers of attempts; None: not known, and then it counts.
         """
+        isolated = self.suspected.pop(incarnation, self.isolated)
         if held is None:
             return
         if self.request.request_id not in held:
             self.excuse()
-        elif len(held) > 1 and not self.isolated:
+        elif len(held) > 1 and not isolated:
             self.in_company += 1
             self.fruitless = max(0, self.fruitless - 1)
 

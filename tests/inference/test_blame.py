@@ -149,6 +149,36 @@ async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
         assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
+async def test_a_request_runs_alone_while_what_became_of_two_replicas_is_not_known(
+    gateway: Gateway, settings: Any
+) -> None:
+    """They may have died over it in company, and a third would be one too many. What is told of
+    them then counts by how it ran there.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        deaths = Deaths(gateway, stack)
+        await deaths.next()
+        exchange = start(gateway)
+        await until(lambda: deaths.replicas[0].received)
+        (flight,) = get_engine_client().flights
+        for _ in range(2):
+            lost = deaths.replicas[-1]
+            await until_dead(lost)
+            await expire(gateway, lost)
+            replica = gateway.fake(die_after=0)
+            deaths.replicas.append(await stack.enter_async_context(replica))
+            await gateway.look()
+            await until(lambda replica=replica: replica.received)
+        received = [replica.received[-1] for replica in deaths.replicas]
+        assert [each.isolated for each in received] == [False, False, True]
+        assert flight.fruitless == 3
+        for at, told in enumerate(deaths.replicas[:2], start=1):
+            await tell_of_death(gateway, told, [received[at - 1].request_id, "another"])
+            await until(lambda at=at: flight.in_company == at)
+        assert flight.fruitless == 1
+        await exchange.leave()
+
+
 async def test_a_replica_that_stands_still_says_over_which_requests(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
