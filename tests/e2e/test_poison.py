@@ -16,8 +16,9 @@ from tests.e2e.product import ROOT, Product, running
 pytestmark = pytest.mark.timeout(900)
 
 NEIGHBOURS, TOKENS = 6, 300
-#: `MAX_ATTEMPTS`, and `MOST_IN_COMPANY` before these.
-MOST_DEATHS = 5 + 2
+#: `MAX_ATTEMPTS`, and `MOST_IN_COMPANY` before these; tests/inference/test_blame.py counts exactly.
+#: Word of a death may come late on a busy machine, of either replica.
+MOST_DEATHS, LATE = 5 + 2, 2
 
 
 async def stream(client: httpx.AsyncClient, product: Product, **fields: Any) -> tuple[str, str]:
@@ -67,5 +68,5 @@ async def test_a_request_that_kills_replicas_ends_alone_and_its_neighbours_go_on
             assert await poison == ("", "engine_fault")
             assert await asking == calm
     counts = [int(line) for line in deaths.read_text().split()]
-    assert MOST_DEATHS - 2 <= len(counts) <= MOST_DEATHS
+    assert MOST_DEATHS - 2 <= len(counts) <= MOST_DEATHS + LATE, counts
     assert counts[-4:] == [1] * 4, "it died alone"
