@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -53,130 +54,122 @@ class Deaths:
         self._gateway, self._stack = gateway, stack
         self.replicas: list[FakeReplica] = []
 
-    async def next(self, *held: str, die_after: int | None = 0) -> FakeReplica:
+    async def next(self, *held: str, told: bool = True, die_after: int | None = 0) -> FakeReplica:
         """The one before is dead, and another replica is there.
 
-        `held`: what that was at; "it" for the request that it was given last.
+        `held`: what that was at; "it" for the request that it was given last. `told`: whether
+        anybody says so.
         """
         if self.replicas:
             lost = self.replicas[-1]
             await until_dead(lost)
-            own = lost.received[-1].request_id
-            ids = [own if word == "it" else word for word in held]
-            await tell_of_death(self._gateway, lost, ids)
+            if told:
+                await self.tell(lost, *held)
             await expire(self._gateway, lost)
         replica = self._gateway.fake(die_after=die_after)
         self.replicas.append(await self._stack.enter_async_context(replica))
         await self._gateway.look()
         return replica
 
+    async def tell(self, lost: FakeReplica, *held: str) -> None:
+        """Say what a dead one was at."""
+        own = lost.received[-1].request_id
+        ids = [own if word == "it" else word for word in held]
+        await tell_of_death(self._gateway, lost, ids)
+
+
+@pytest.fixture
+async def deaths(gateway: Gateway) -> AsyncIterator[Deaths]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield Deaths(gateway, stack)
+
 
 async def test_replicas_that_die_over_other_requests_are_no_fault_of_one_that_waits(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+    gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
     settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        for _ in range(5):
-            await deaths.next("another")
-        last = await deaths.next("another", die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
+    await deaths.next()
+    exchange = start(gateway)
+    for _ in range(5):
+        await deaths.next("another")
+    last = await deaths.next("another", die_after=None)
+    assert text_of(await read(exchange)) == expected_text(tokenizer)
     assert not last.received[-1].isolated
 
 
 async def test_after_two_deaths_in_company_a_request_runs_alone_and_a_token_clears_it(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+    gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
     settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        await deaths.next("it", "another")
-        await deaths.next("another", "it", die_after=10)
-        await deaths.next("it")
-        await deaths.next("it", "another", die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
+    await deaths.next()
+    exchange = start(gateway)
+    await deaths.next("it", "another")
+    await deaths.next("another", "it", die_after=10)
+    await deaths.next("it")
+    await deaths.next("it", "another", die_after=None)
+    assert text_of(await read(exchange)) == expected_text(tokenizer)
     isolated = [replica.received[-1].isolated for replica in deaths.replicas]
     assert isolated == [False, False, True, False, False]
 
 
 async def test_a_request_over_which_replicas_die_alone_is_given_up(
-    gateway: Gateway, settings: Any
+    gateway: Gateway, deaths: Deaths, settings: Any
 ) -> None:
     """Two die in company, which may be anybody's fault, and then `MAX_ATTEMPTS` of it alone."""
     settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        asking = asyncio.create_task(gateway.client.chat())
-        await deaths.next("it", "another")
-        await deaths.next("it", "another")
-        for _ in range(3):
-            assert not asking.done()
-            await deaths.next("it")
-        reply = await asyncio.wait_for(asking, 30)
+    await deaths.next()
+    asking = asyncio.create_task(gateway.client.chat())
+    await deaths.next("it", "another")
+    await deaths.next("it", "another")
+    for _ in range(3):
+        assert not asking.done()
+        await deaths.next("it")
+    reply = await asyncio.wait_for(asking, 30)
     assert (reply.status, reply.error["code"]) == (500, "engine_fault")
     assert "5 replicas" in reply.error["message"]
 
 
 async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
-    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+    gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
     """A replica that is cut off from Redis is left for that, and its supervisor ends it later."""
     settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        await until(lambda: deaths.replicas[0].received)
-        client = get_engine_client()
-        for _ in range(4):
-            lost = deaths.replicas[-1]
-            await until_dead(lost)
-            await expire(gateway, lost)
-            replica = gateway.fake(die_after=0)
-            deaths.replicas.append(await stack.enter_async_context(replica))
-            await gateway.look()
-            await until(lambda replica=replica: replica.received)
-            (flight,) = client.flights
-            assert flight.fruitless == 2
-            await tell_of_death(gateway, lost, [])
-            await until(lambda flight=flight: flight.fruitless == 1)
-        await deaths.next(die_after=None)
-        assert text_of(await read(exchange)) == expected_text(tokenizer)
+    await deaths.next()
+    exchange = start(gateway)
+    await until(lambda: deaths.replicas[0].received)
+    client = get_engine_client()
+    for _ in range(4):
+        lost, replica = deaths.replicas[-1], await deaths.next(told=False)
+        await until(lambda replica=replica: replica.received)
+        (flight,) = client.flights
+        assert flight.fruitless == 2
+        await deaths.tell(lost)
+        await until(lambda flight=flight: flight.fruitless == 1)
+    await deaths.next(die_after=None)
+    assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
 async def test_a_request_runs_alone_while_what_became_of_two_replicas_is_not_known(
-    gateway: Gateway, settings: Any
+    gateway: Gateway, deaths: Deaths
 ) -> None:
     """They may have died over it in company, and a third would be one too many. What is told of
     them then counts by how it ran there.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        deaths = Deaths(gateway, stack)
-        await deaths.next()
-        exchange = start(gateway)
-        await until(lambda: deaths.replicas[0].received)
-        (flight,) = get_engine_client().flights
-        for _ in range(2):
-            lost = deaths.replicas[-1]
-            await until_dead(lost)
-            await expire(gateway, lost)
-            replica = gateway.fake(die_after=0)
-            deaths.replicas.append(await stack.enter_async_context(replica))
-            await gateway.look()
-            await until(lambda replica=replica: replica.received)
-        received = [replica.received[-1] for replica in deaths.replicas]
-        assert [each.isolated for each in received] == [False, False, True]
-        assert flight.fruitless == 3
-        for at, told in enumerate(deaths.replicas[:2], start=1):
-            await tell_of_death(gateway, told, [received[at - 1].request_id, "another"])
-            await until(lambda at=at: flight.in_company == at)
-        assert flight.fruitless == 1
-        await exchange.leave()
+    await deaths.next()
+    exchange = start(gateway)
+    await until(lambda: deaths.replicas[0].received)
+    (flight,) = get_engine_client().flights
+    for _ in range(2):
+        replica = await deaths.next(told=False)
+        await until(lambda replica=replica: replica.received)
+    received = [replica.received[-1] for replica in deaths.replicas]
+    assert [each.isolated for each in received] == [False, False, True]
+    assert flight.fruitless == 3
+    for at, told in enumerate(deaths.replicas[:2], start=1):
+        await deaths.tell(told, "it", "another")
+        await until(lambda at=at: flight.in_company == at)
+    assert flight.fruitless == 1
+    await exchange.leave()
 
 
 async def test_a_replica_that_stands_still_says_over_which_requests(
