@@ -34,11 +34,11 @@ _SPARSE, _MOST_UNUSED = 4, 1 << 16
 _LONG_CHARS = 4096
 #: Of one text: no context is longer, and a list of them holds up other threads while it's made.
 MAX_TOKENS = 1 << 20
-#: Characters a token of the beginning that is read first of a text that may be too long: few
-#: languages have more of them, and what the library makes of ten megabytes is a gigabyte.
+#: A text of more characters for each token that it may have is counted in pieces first: few such
+#: texts fit, and of ten megabytes at once the library makes a gigabyte.
 CHARS_A_TOKEN = 6
 _PIECE_CHARS = 1 << 18
-#: Tokens that a cut may make of its last word; no vocabulary has longer pieces in characters.
+#: More tokens than a cut makes, of what it divides: words are shorter, in characters.
 _OF_A_CUT = 512
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
 _PANIC = "PanicException"
@@ -102,7 +102,7 @@ def encode(
         most: with how many tokens the text is of no use; None: `MAX_TOKENS`.
 
     Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
-        than `MAX_TOKENS`, and for a text so long that over `most` are found in its beginning.
+        than `MAX_TOKENS`, and for a long text in whose beginning over `most` are found.
     """
     check_beginning(backend, text, most)
     found = _encode(backend, text, add_special_tokens, offsets)

@@ -54,12 +54,13 @@ async def early_refusal(
 ) -> EngineOverloaded | Overloaded | None:
     """What a POST to this view is refused with, noted and counted; None where the view must see it.
 
+    Worth its work only while requests are being refused (`EngineClient.refused_lately`).
+
     Args:
         path: below where the application is mounted.
         view: a `GatewayView`. request_id: for the request's record.
     """
-    client = get_engine_client()
-    if not client.refused_lately or not view.refused_early or len(body) > LARGE_BYTES:
+    if not view.refused_early or len(body) > LARGE_BYTES:
         return None
     arrived = time.perf_counter()
     headers = {name.decode("latin1"): value.decode("latin1") for name, value in scope["headers"]}
@@ -80,7 +81,7 @@ async def early_refusal(
     if card is None or not _generates(card.id):
         return None
     try:
-        client.check_queue(card.id, caller.tenant, 0, stream=bool(head.stream))
+        get_engine_client().check_queue(card.id, caller.tenant, 0, stream=bool(head.stream))
     except (EngineOverloaded, Overloaded) as error:
         model = (head.model or "")[:200]
         asked = Asked(request_id, endpoint_of(path), caller, model=model, received=arrived)
