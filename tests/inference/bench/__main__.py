@@ -9,15 +9,11 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.load import Target, run_level  # noqa: E402
+from tests.inference import live
+from tests.inference.bench.load import Target, run_level
 
 
 def cpu_seconds(pid: int) -> float:

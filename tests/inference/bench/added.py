@@ -8,16 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.load import Target, Timings, percentile, run_level  # noqa: E402
-from tests.inference.bench.raw_client import run_raw_level  # noqa: E402
+from tests.inference import live
+from tests.inference.bench.load import Target, Timings, percentile, run_level
+from tests.inference.bench.raw_client import run_raw_level
 
 
 def measure(args: argparse.Namespace, of: live.Instance, port: int, replica_id: str) -> None:

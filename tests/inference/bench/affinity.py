@@ -21,11 +21,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.two_tenants import Seen, ask, prompt, share  # noqa: E402
+from tests.inference import live
+from tests.inference.bench import ROOT
+from tests.inference.bench.two_tenants import Seen, ask, prompt, share
 
 DEMO = ROOT / "demo" / "model"
 BEGINNING, QUESTION, ANSWER, CLIENTS, BLOCK = 1000, 30, 8, 4, 16

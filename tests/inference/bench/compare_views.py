@@ -13,11 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference.bench.load import Target, run_level  # noqa: E402
-from tests.inference.live import free_port, process  # noqa: E402
+from tests.inference.bench import ROOT
+from tests.inference.bench.load import Target, run_level
+from tests.inference.live import free_port, process
 
 KINDS = ("adrf-middleware", "adrf", "awaited", "lean", "raw")
 

@@ -30,20 +30,18 @@ import msgspec
 import redis
 from websockets.asyncio.client import ClientConnection, connect
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from engine.contract.block_map import (  # noqa: E402
+from engine.contract.block_map import (
     BlockFrame,
     BlockState,
     TenantBlocks,
     frames_key,
     watch_key,
 )
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.__main__ import cpu_seconds  # noqa: E402
-from tests.inference.bench.load import Target, Timings, percentile, run_level  # noqa: E402
-from tests.inference.bench.raw_client import run_raw_level  # noqa: E402
+from tests.inference import live
+from tests.inference.bench import ROOT
+from tests.inference.bench.__main__ import cpu_seconds
+from tests.inference.bench.load import Target, Timings, percentile, run_level
+from tests.inference.bench.raw_client import run_raw_level
 
 BLOCKS, CHANGES, FRAME_S = 10_000, 200, 0.1
 FRESH = multiprocessing.get_context("spawn")

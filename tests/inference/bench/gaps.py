@@ -24,10 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
+from tests.inference import live
+from tests.inference.bench import ROOT
 
 SIZE = (10 << 20) - 4096
 PACE_MS = 5.0

@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,13 +26,10 @@ from urllib.parse import urlsplit
 
 import redis
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from config.redis_urls import socket_url  # noqa: E402
-from engine.contract import protocol  # noqa: E402
-from engine.contract.protocol import Heartbeat  # noqa: E402
-from tests.e2e.product import Product, running  # noqa: E402
+from config.redis_urls import socket_url
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
+from tests.e2e.product import Product, running
 
 SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
 TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S, LOOK_S = 1900, 0.7, 11.0, 60.0, 0.02

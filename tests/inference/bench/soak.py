@@ -19,11 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.__main__ import memory_mib  # noqa: E402
+from tests.inference import live
+from tests.inference.bench.__main__ import memory_mib
 
 CHAT = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": "hello there"}]}
 #: Kind -> how many of a hundred, body, expected status.

@@ -24,11 +24,9 @@ from typing import Any
 
 import websockets
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.gaps import COMPLETIONS, PACE_MS, Listener, head  # noqa: E402
+from tests.inference import live
+from tests.inference.bench import ROOT
+from tests.inference.bench.gaps import COMPLETIONS, PACE_MS, Listener, head
 
 #: Prints the key of a session of somebody who may use the playground.
 _SESSION = """

@@ -20,11 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.load import Target, run_level  # noqa: E402
+from tests.inference import live
+from tests.inference.bench.load import Target, run_level
 
 #: Runs in the gateway before it serves. The mailbox ties the loop that reads to the request.
 _PRELUDE = """

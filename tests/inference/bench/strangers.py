@@ -12,18 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from tests.inference import live  # noqa: E402
-from tests.inference.bench.__main__ import memory_mib  # noqa: E402
+from tests.inference import live
+from tests.inference.bench.__main__ import memory_mib
 
 SIZE, PART = 10_000_000, 1 << 16
 SECONDS = 5.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,11 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-from config.redis_urls import socket_url  # noqa: E402
-from tests.e2e.product import Product, running  # noqa: E402
+from config.redis_urls import socket_url
+from tests.e2e.product import Product, running
 
 WORDS = (
     *("ship", "river", "garden", "letter", "morning", "captain", "window", "forest", "story"),
