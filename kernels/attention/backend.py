@@ -15,6 +15,8 @@ Forward = Callable[[AttentionArgs], Tensor]
 """`KernelSet.paged_attention`."""
 LatentForward = Callable[[LatentArgs], Tensor]
 """`KernelSet.latent_attention`."""
+LITTLE_SHARED = frozenset({86, 89, 120, 121})
+"""Compute capabilities, times ten, whose programs have no more than 100 KB of shared memory."""
 
 
 class GraphSupport(enum.IntEnum):
@@ -66,8 +68,9 @@ class AttentionBackend:
         kv_dtypes: as of `AttentionNeed`; "auto" is the activations' own.
         block_sizes: allowed ones; () with `block_multiple` otherwise.
         head_sizes: allowed ones; (): any up to `most_head_size`.
-        latents: the most values of a latent, and of what is rotated beside it; (): it attends over
-            latents as over heads of so many keys and values.
+        latents: the most values of a latent (half as many in float32, with little shared memory),
+            and of what is rotated beside it; (): it attends over latents as over heads of so many
+            keys and values.
         package: what must be installed; "": nothing more than torch.
         gpu_package: the same on a GPU alone.
         load, load_latents: give the functions, importing what they need.
@@ -142,6 +145,8 @@ class AttentionBackend:
         size, latent = need.head_size, need.latent
         if latent and self.latents:
             most, beside = self.latents
+            if need.dtype == "fp32" and need.capability in LITTLE_SHARED:
+                most //= 2
             return latent <= most and size - latent <= beside
         return size in self.head_sizes if self.head_sizes else size <= self.most_head_size
 

@@ -25,6 +25,9 @@ def test_latents_that_are_too_large_go_to_who_has_such_heads():
     assert select_backend(latents).name == "TRITON_ATTN"
     larger = dataclasses.replace(HOPPER, head_size=1088, latent=1024)
     assert select_backend(larger).name == "FLEX_ATTENTION"
+    exact = dataclasses.replace(latents, dtype="fp32", kv_dtype="auto")
+    assert select_backend(exact).name == "TRITON_ATTN"
+    assert select_backend(dataclasses.replace(exact, capability=89)).name == "FLEX_ATTENTION"
     functions = [backend.load_latents for backend in BACKENDS.values() if backend.latents]
     assert all(load is not None and callable(load()) for load in functions)
     assert functions
