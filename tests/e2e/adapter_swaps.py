@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import redis
@@ -21,13 +22,15 @@ from engine.contract.adapters import AdapterRef
 from engine.contract.protocol import Control
 
 READERS, PROMPTS, TOKENS = 6, 3, 120
-#: Turns of the name, and seconds from one to the next: gateways look it up every two.
-TURNS, APART_S = 10, 1.0
+#: Answers at the least, and seconds from one turn of the name to the next: gateways look it up
+#: every two.
+ANSWERS, APART_S = 13, 1.0
 #: Between two answers of a reader.
 REST_S = 0.2
 #: Both contents have passed their check under names of their own.
 _SWAP = """
-import time
+import itertools, time
+from pathlib import Path
 from django.db import transaction
 from adapters import actions
 from adapters.models import Adapter, VersionState
@@ -42,7 +45,10 @@ with transaction.atomic():
     )
     second.state, second.rank, second.report = VersionState.READY, other.rank, other.report
     second.save()
-for turn in range({turns}):
+enough = Path({enough!r})
+for turn in itertools.count():
+    if enough.exists():
+        break
     if turn % 3 == 2:
         actions.take_offline(actor=COMMAND_LINE, adapter=one)
     else:
@@ -69,6 +75,10 @@ class Swapped:
     refused: list[tuple[int, str]] = field(default_factory=list)
     kills: int = 0
 
+    def answered(self) -> set[str]:
+        """The digests whose words came back meanwhile."""
+        return {digest for digest, *_ in self.answers}
+
     def told_apart(self) -> bool:
         """Whether a digest's words are its own: else none could be wrong."""
         return len(set(self.expected.values())) == len(self.expected)
@@ -78,9 +88,15 @@ class Swapped:
         return [each for each in self.answers if self.expected.get(each[:2]) != each[2]]
 
 
-async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swapped:
-    """Ask by one name, while it's turned, taken offline, its weights are unloaded, replicas die."""
-    found = Swapped()
+async def swapped_under_kills(instance: Instance, kills: int, seed: int, folder: Path) -> Swapped:
+    """Ask by one name, while it's turned, taken offline, its weights are unloaded, replicas die.
+
+    It goes on until both contents have answered: how long that takes is the machine's affair.
+
+    Args:
+        folder: an empty one.
+    """
+    found, enough = Swapped(), folder / "enough"
     headers = {"authorization": f"Bearer {instance.api_key}"}
     async with httpx.AsyncClient(
         base_url=instance.url, headers=headers, timeout=120, trust_env=False
@@ -89,13 +105,15 @@ async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swap
             await _ask(http, instance.model, name, prompt, found)
         found.expected = {(digest, prompt): text for digest, prompt, text in found.answers}
         found.answers.clear()
-        program = _SWAP.format(name=ADAPTER, other=OTHER_ADAPTER, turns=TURNS, apart=APART_S)
+        program = _SWAP.format(name=ADAPTER, other=OTHER_ADAPTER, apart=APART_S, enough=str(enough))
         swapping = asyncio.create_task(asyncio.to_thread(instance.manage, "shell", "-c", program))
 
         async def reader(number: int) -> None:
             for prompt in itertools.count(number):
                 await _ask(http, instance.model, ADAPTER, prompt % PROMPTS, found)
-                if swapping.done() and harming.done():
+                if harming.done() and found.answered() == digests and len(found.answers) >= ANSWERS:
+                    enough.touch()
+                if swapping.done():
                     return
                 await asyncio.sleep(REST_S)
 
