@@ -22,7 +22,7 @@ from config.chaos.instance import Instance, running, until
 from config.chaos.kills import STREAMED, Kills, _victims
 from config.chaos.report import passed, summary
 from config.chaos.run import Faults, Request
-from tests.e2e import drafting_replica
+from tests.e2e import drafting_replica, patient_settings
 from tests.e2e.adapter_swaps import ANSWERS, swapped_under_kills
 from tests.e2e.product import ROOT, clean_environment
 
@@ -33,6 +33,7 @@ KILLS, TOKENS = 2, 80
 HARM = ("gateway frozen", "worker killed", "settings changed", "Redis killed", "disk full")
 #: Between two requests of a client: what is harmed needs the processor more.
 REST_S = 1.0
+ENVIRONMENT = instance.environment
 #: Between two looks at whether a replica may be killed, or at how many drafts there were.
 LOOK_S = 0.2
 #: How long streams with drafts go on behind the last kill.
@@ -51,11 +52,23 @@ class Harmed:
         await until(self.instance.whole, 60, "not whole again", self.instance.log)
 
 
+def patient_environment(data_dir: Path, **more: str) -> dict[str, str]:
+    """In the place of `instance.environment`: a request that had not begun when both replicas were
+    killed waits until one is back, however long a busy machine loads.
+    """
+    patient = {
+        "DJANGO_SETTINGS_MODULE": patient_settings.__name__,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
+    }
+    return ENVIRONMENT(data_dir, **patient, **more)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harmed]:
     log = tmp_path_factory.mktemp("chaos") / "up.log"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(instance, "behind_relay", drafting_replica)
+        patched.setattr(instance, "environment", patient_environment)
         async with running(log) as found, clients(found.url, found.api_key) as client:
             yield Harmed(found, client)
 
