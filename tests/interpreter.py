@@ -2,9 +2,10 @@
 
 For each call of a function within a kernel it looks through all of `triton.language` for what to
 patch, though the launch has patched it; it works out for each sum of integers whether it
-overflows, though only a debug mode that is off would say so; it lists all types to find one; for
-each result it builds its shape, its type and a name for that anew, of which there are few; and it
-sorts by Triton's network, whose steps are many small operations.
+overflows, though only a debug mode that is off would say so; it lists all types to find one, and
+compares names with all there are; it writes a number out as a block beside a block, which numpy
+does by itself; for each result it builds its shape, its type and a name for that anew, of which
+there are few; and it sorts by Triton's network, whose steps are many small operations.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
     scope = _plain_patch(anywhere)
     found = {(id(obj), name): (obj, name, vars(obj)[name]) for obj, name, _ in scope._changes}
     scope.restore()
+    found[id(tl.dtype), "to_ir"] = tl.dtype, "to_ir", _to_ir
     return [(obj, name, _direct(new)) for obj, name, new in found.values()]
 
 
@@ -47,6 +49,11 @@ def _direct(new: Any) -> Any:
         return plain(*args, _semantic=semantic, **kwargs)
 
     return call
+
+
+def _to_ir(self: tl.dtype, builder: Any) -> tl.dtype:
+    """A type is its own here: the interpreter's signs are those of the type."""
+    return self
 
 
 class _Scope:
@@ -115,30 +122,51 @@ def _tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
 
 
 _KINDS = {"fp32": (int, float), "int32": (int,), "int64": (int,)}
+_OFFSETS = ("int32", "int64")
 _plain_check = TritonSemantic.binary_op_type_checking_impl
 
 
 def _check(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Two operands of a type: nothing is promoted, and of one shape, nothing is broadcast.
+    """Two operands of a type: nothing is promoted; and a pointer with an offset.
 
     A small number beside a tensor takes the tensor's type.
     """
     left, right = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
     if left is not None and right is not None:
-        if left.name == right.name and left.name in _KINDS:
-            if lhs.type.is_block() and rhs.type.is_block() and same_shape(lhs, rhs):
-                return lhs, rhs
-            return self.broadcast_impl_value(lhs, rhs)
+        name = right.name
+        if left.name == name and name in _KINDS:
+            return _of_one_shape(self, lhs, rhs)
+        if name in _OFFSETS and isinstance(left, tl.pointer_type) and args and args[0]:
+            return _of_one_shape(self, lhs, rhs)
     elif left is not None and type(rhs) in _KINDS.get(left.name, ()) and abs(rhs) < 2**31:
-        return self.broadcast_impl_value(lhs, _constant(type(rhs), rhs, left.name))
+        return _of_one_shape(self, lhs, _constant(type(rhs), rhs, left.name))
     elif right is not None and type(lhs) in _KINDS.get(right.name, ()) and abs(lhs) < 2**31:
-        return self.broadcast_impl_value(_constant(type(lhs), lhs, right.name), rhs)
+        return _of_one_shape(self, _constant(type(lhs), lhs, right.name), rhs)
     return _plain_check(self, lhs, rhs, *args, **kwargs)
 
 
-def same_shape(lhs: tl.tensor, rhs: tl.tensor) -> bool:
-    """Shapes are the same objects where they are equal."""
-    return lhs.shape is rhs.shape
+def _of_one_shape(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """By their types. What they hold, numpy broadcasts in the operation that comes next."""
+    if lhs.shape is rhs.shape:  # the same objects where they are equal
+        return lhs, rhs
+    if lhs.shape is _NO_SHAPE:
+        return tl.tensor(lhs.handle, rhs.type.with_element_ty(lhs.dtype)), rhs
+    if rhs.shape is _NO_SHAPE:
+        return lhs, tl.tensor(rhs.handle, lhs.type.with_element_ty(rhs.dtype))
+    sizes = _joined(tuple(lhs.type.shape.values), tuple(rhs.type.shape.values))
+    if sizes is None:  # which says what is wrong
+        return self.broadcast_impl_value(lhs, rhs)
+    return tuple(tl.tensor(x.handle, tl.block_type(x.dtype, sizes)) for x in (lhs, rhs))
+
+
+@functools.cache
+def _joined(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape of both, None where they are of several lengths or don't go together."""
+    if len(one) != len(other):
+        return None
+    if any(a != b and 1 not in (a, b) for a, b in zip(one, other, strict=True)):
+        return None
+    return tuple(max(a, b) for a, b in zip(one, other, strict=True))
 
 
 @functools.lru_cache(1000)
@@ -162,6 +190,7 @@ def quicken() -> None:
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
     TritonSemantic.binary_op_type_checking_impl = _check
 
+    tl.block_type.to_ir = tl.pointer_type.to_ir = _to_ir
     tl.sort = _sort
     interpreter._get_np_dtype = _np_dtype
     interpreter._patch_lang = lambda fn: _Scope()

@@ -77,9 +77,10 @@ class Simulation:
         return counts
 
     def _arrive(self) -> None:
-        backlog = self.backlog
+        kept = any(tenant.at_once for tenant in self.tenants.values())
+        backlog = self.backlog if kept else {}
         for name, tenant in self.tenants.items():
-            for _ in range(tenant.at_once - backlog[name]):
+            for _ in range(tenant.at_once - backlog.get(name, 0)):
                 self._send(name, self.now)
             while tenant.next_at <= self.now:
                 self._send(name, tenant.next_at)

@@ -72,8 +72,10 @@ def test_each_load_gives_a_figure(
 
 
 def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
-    parts = {"decoder": PARTS["decoder"], "experts": PARTS["experts"]}
-    compared, skipped = compare(parts, settings(model_folder("llama")), SMALL, 2)
+    """What can't be compared says why, and the others go on."""
+    wrong = Part("", "", ("one",), environment={VARIABLE: "maybe"})
+    parts = {"decoder": PARTS["decoder"], "experts": PARTS["experts"], "wrong": wrong}
+    compared, skipped, refused = compare(parts, settings(model_folder("llama")), SMALL, 2)
     assert (compared.part, compared.load, compared.skipped) == ("decoder", "one", "")
     assert len(compared.gains) == 2
     figures = compared.figures("QUIRE_ABLATIONS=decoder")
@@ -86,13 +88,8 @@ def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
         "switch": "x",
         "skipped": "the model has no experts",
     }
-
-
-def test_variables_reach_only_the_engine_without(model_folder: Folder) -> None:
-    """A value that's refused shows where it arrives: the row says so and the others go on."""
-    wrong = Part("", "", ("one",), environment={VARIABLE: "maybe"})
-    (row,) = compare({"wrong": wrong}, settings(model_folder("llama")), SMALL, 1)
-    assert row.skipped.startswith("QUIRE_ABLATIONS has no 'maybe'; there are prefetch, ")
+    # Variables reach only the engine without the part, where this one's value is refused.
+    assert refused.skipped.startswith("QUIRE_ABLATIONS has no 'maybe'; there are prefetch, ")
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_fault_54_what_is_aborted_behind_a_head_that_cannot_start_is_not_kept(po
     driver = Driver(num_blocks=100, max_num_seqs=1, scheduling_policy=policy)
     running, waiting = driver.add([1], tenant="a"), driver.add([2], tenant="a")
     driver.step()
-    for number in range(30_000):
+    for number in range(3_000):
         gone = driver.add([3, 4], tenant=f"t{number % 2}")
         driver.scheduler.finish(gone, "abort")
     gc.collect()

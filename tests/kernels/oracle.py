@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
 import math
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +48,41 @@ def unseen(sparse: BlockSparse, position: int, logits: Tensor) -> Tensor:
     return torch.tensor(rows)
 
 
+def _content(value: Any) -> Hashable:
+    """What tells one argument from another: of a tensor its bytes, whatever they stand for."""
+    if not isinstance(value, Tensor):
+        return value
+    content = value.flatten().view(torch.uint8).numpy()
+    return value.dtype, value.shape, hashlib.blake2b(content).digest()
+
+
+def _said_once(
+    attention: Callable[[AttentionArgs], Tensor],
+) -> Callable[[AttentionArgs], Tensor]:
+    """The same of equal arguments: each implementation, with each number of threads, is asked what
+    the others were, and to work it out by loops takes longer than all of them."""
+    last: dict[Hashable, Tensor] = {}
+
+    @functools.wraps(attention)
+    def asked(args: AttentionArgs) -> Tensor:
+        content = tuple(
+            _content(getattr(args, part.name))
+            for part in dataclasses.fields(args)
+            if part.name != "out"
+        )
+        found = last.pop(content, None)
+        last[content] = attention(args) if found is None else found
+        if len(last) > MOST_KEPT:
+            del last[next(iter(last))]
+        return last[content].clone()
+
+    return asked
+
+
+MOST_KEPT = 200
+
+
+@_said_once
 def paged_attention(args: AttentionArgs) -> Tensor:
     """One query at a time, its keys and values gathered and repeated for each head."""
     out = torch.zeros(args.q.shape, dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -16,8 +17,7 @@ def gated(x, activation):
     return activation(gate) * up
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 33, 2048, 5000])
+@covering(indirect=["threads"], threads=[1, 2], dtype=DTYPES, width=[1, 15, 16, 17, 33, 2048, 5000])
 def test_silu_and_mul(kernels, threads, dtype, width):
     x = (torch.randn(3, 2 * width) * 4).to(dtype)
     assert_close(kernels.silu_and_mul(x), gated(x, torch.nn.functional.silu), dtype)

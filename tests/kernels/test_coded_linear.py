@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.codes import Codes, Coding, decoded
 from kernels.cpu.features import choose
 from kernels.interface import Integers, KernelSet, LinearLayer
+from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 
 TABLE = tuple(float(x) for x in torch.linspace(-1, 1, 16) ** 3)
@@ -56,10 +57,9 @@ def inputs(rows: int, k: int, coding: Coding) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
-@pytest.mark.parametrize("group", [16, 48, 256])
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_products(kernels, kind, group, n, k):
+@covering(kind=["e4m3", "e2m1", "table"], group=[16, 48, 256], shape=SHAPES)
+def test_products(kernels, kind, group, shape):
+    n, k = shape
     if kind != "e4m3" and k % group:
         k = -(-k // group) * group
     torch.manual_seed(n * k + group)

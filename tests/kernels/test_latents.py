@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.attention.args import AttentionArgs, LatentArgs
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
+from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.test_rope import table
@@ -121,13 +122,14 @@ def test_rounded_latents_have_one_scale_a_token(kernels: KernelSet) -> None:
     assert torch.allclose(scales[0, 0, :5], kept[:, 0].abs().amax(-1) / 127)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "k", "n"), [(1, 128, 512), (3, 24, 40), (37, 16, 20), (600, 8, 33)]
-)
+@covering(
+    indirect=["threads"], threads=[1, 2], dtype=DTYPES,
+    sizes=[(1, 128, 512), (3, 24, 40), (37, 16, 20), (600, 8, 33)],
+)  # fmt: skip
 def test_a_layer_for_each_head(
-    kernels: KernelSet, threads: int, dtype: torch.dtype, rows: int, k: int, n: int
+    kernels: KernelSet, threads: int, dtype: torch.dtype, sizes: tuple[int, int, int]
 ) -> None:
+    rows, k, n = sizes
     torch.manual_seed(rows)
     weights = [torch.randn(n, k) for _ in range(5)]
     layers = kernels.head_linears([kernels.PackedLinear(weight) for weight in weights])

@@ -10,6 +10,7 @@ import torch
 
 from kernels.interface import Integers
 from kernels.reference.quantization import dequantize, quantize
+from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -22,10 +23,11 @@ def product(x, weight, bias=None):
     return result if bias is None else result + bias.double()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weight_dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (15, 17), (33, 16), (64, 301), (100, 600)])
-def test_floating_weights(kernels, dtype, weight_dtype, n, k):
+@covering(
+    dtype=DTYPES, weight_dtype=DTYPES, shape=[(1, 1), (15, 17), (33, 16), (64, 301), (100, 600)]
+)
+def test_floating_weights(kernels, dtype, weight_dtype, shape):
+    n, k = shape
     torch.manual_seed(n * k)
     weight, bias = torch.randn(n, k).to(weight_dtype), torch.randn(n)
     layer = kernels.PackedLinear(weight, bias)
@@ -49,8 +51,10 @@ def test_more_rows_than_one_round_holds(kernels, threads):
     assert_close(kernels.PackedLinear(weight)(x), product(x, weight), x.dtype, slack=8.0)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("group_size", [None, 16, 48, 256])
+@covering(
+    indirect=["threads"], threads=[1, 2], quantization=["int8", "int4"],
+    group_size=[None, 16, 48, 256],
+)  # fmt: skip
 def test_integer_weights(kernels, threads, quantization, group_size):
     torch.manual_seed(3)
     weight, bias = torch.randn(70, 301), torch.randn(70)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.tolerance import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 33, 64, 129, 2048])
+@covering(
+    indirect=["threads"], threads=[1, 2], dtype=DTYPES, width=[1, 15, 16, 17, 33, 64, 129, 2048]
+)
 def test_rms_norm(kernels, threads, dtype, width):
     torch.manual_seed(width)
     x = (torch.randn(5, width) * 3).to(dtype)

@@ -9,6 +9,7 @@ import torch
 
 from kernels.interface import KernelSet
 from kernels.steps import StepEnds
+from tests.covering import covering
 from tests.kernels import test_decoder, test_step
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm, one_by_one
 from tests.kernels.test_step import LENGTHS, ROWS, VOCAB, make_tables
@@ -16,19 +17,16 @@ from tests.kernels.test_step import LENGTHS, ROWS, VOCAB, make_tables
 SIZES = [(5, 1, 80), (6, 2, 96), (7, 7, 112), (12, 4, 256), (9, 3, 40), (1, 1, 1), (15, 5, 20)]
 
 
-@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
-@pytest.mark.parametrize("window", [0, 7, 8])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), SIZES)
+@covering(cache=["bfloat16", "int8"], window=[0, 7, 8], sizes=SIZES)
 def test_a_step_of_odd_heads_is_what_its_parts_are(
     compiled: KernelSet,
-    heads: int,
-    kv_heads: int,
-    size: int,
+    sizes: tuple[int, int, int],
     window: int,
     cache: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One group of layers has a window; names of blocks that fell out of it are wild."""
+    heads, kv_heads, size = sizes
     torch.manual_seed(size * 10 + window)
     shape = dataclasses.replace(SHAPE, num_heads=heads, num_kv_heads=kv_heads, head_dim=size)
     for module in (test_decoder, test_step):

@@ -14,6 +14,7 @@ from kernels.activations import ACTIVATIONS
 from kernels.attention.args import AttentionArgs
 from kernels.interface import KernelSet
 from kernels.layers import ActivationSpec, ExpertLayers
+from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.test_attention import check
@@ -193,13 +194,15 @@ def make_rows(cache_dtype: torch.dtype, size: int = 40, block: int = 8, **option
     return Rows(torch.randn(sum(queries), 6, size), caches, tables, lengths, queries, options)
 
 
-@pytest.mark.parametrize("window", [0, 12])
-@pytest.mark.parametrize("which", ["key", "value"])
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize(("sequence", "token"), [(0, 3), (0, 295), (1, 17), (2, 30), (3, 0)])
+@covering(
+    window=[0, 12], which=["key", "value"],
+    cache_dtype=[torch.float32, torch.bfloat16, torch.int8],
+    place=[(0, 3), (0, 295), (1, 17), (2, 30), (3, 0)],
+)  # fmt: skip
 def test_a_nan_in_the_cache_reaches_the_rows_that_see_it_and_no_other(
-    compiled, cache_dtype, which, sequence, token, window
+    compiled, cache_dtype, which, place, window
 ):
+    sequence, token = place
     rows = make_rows(cache_dtype, sliding_window=window)
     clean = rows.run(compiled)
     slot = int(rows.tables[sequence, token // 8]), 1, token % 8
@@ -248,14 +251,14 @@ def test_activations_show_nan(compiled, name, half):
     assert got.isnan().any(1).all()
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-8, 1e30])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5}], ids=str)
-def test_extreme_temperatures(kernels, temperature, options):
-    logits = torch.randn(6, 3000)
-    tokens = kernels.sample(logits, **settings(6, temperature=temperature, **options))
-    assert (tokens >= 0).all()
-    if temperature < 1:
-        assert torch.equal(tokens, logits.argmax(-1))
+def test_extreme_temperatures(kernels, options):
+    for temperature in (1e-45, 1e-38, 1e-8, 1e30):
+        logits = torch.randn(6, 3000)
+        tokens = kernels.sample(logits, **settings(6, temperature=temperature, **options))
+        assert (tokens >= 0).all()
+        if temperature < 1:
+            assert torch.equal(tokens, logits.argmax(-1))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5}], ids=str)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.attention.args import AttentionArgs, BlockSparse
 from kernels.interface import KernelSet
+from tests.covering import covering
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.conftest import RUNNABLE, load
 
@@ -84,17 +85,17 @@ def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype):
     check(compiled, whole, length, [*decodes, (7, 300), (420, 421), (100, 102), (119, 400)])
 
 
-@pytest.mark.parametrize("dtype", CACHES, ids=str)
-@pytest.mark.parametrize("size", [4, 20, 36, 40, 72, 80, 96, 128, 160, 200, 256])
-def test_odd_heads(compiled, size, dtype):
-    for heads, kv_heads, block in [(3, 3, 16), (5, 1, 8), (9, 1, 32), (28, 4, 1)]:
-        batch = make_batch(
-            [(150, 150)], heads=heads, kv_heads=kv_heads, size=size, block_size=block
-        )
-        check(
-            compiled, cached(batch, dtype, {}), 150,
-            [(149, 150), (128, 129), (60, 61), (2, 149), (148, 150)],
-        )  # fmt: skip
+@covering(
+    dtype=CACHES, size=[4, 20, 36, 40, 72, 80, 96, 128, 160, 200, 256],
+    shape=[(3, 3, 16), (5, 1, 8), (9, 1, 32), (28, 4, 1)],
+)  # fmt: skip
+def test_odd_heads(compiled, dtype, size, shape):
+    heads, kv_heads, block = shape
+    batch = make_batch([(150, 150)], heads=heads, kv_heads=kv_heads, size=size, block_size=block)
+    check(
+        compiled, cached(batch, dtype, {}), 150,
+        [(149, 150), (128, 129), (60, 61), (2, 149), (148, 150)],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

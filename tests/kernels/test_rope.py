@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.tolerance import assert_close
 
@@ -45,10 +46,12 @@ class Step:
         return cache[slot // 8, :, slot % 8]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize(("size", "rotary"), [(32, 32), (64, 16), (80, 32), (96, 96), (128, 128)])
-def test_rotates_in_place_and_writes(kernels, threads, dtype, neox, size, rotary):
+@covering(
+    indirect=["threads"], threads=[1, 2], dtype=DTYPES, neox=[True, False],
+    sizes=[(32, 32), (64, 16), (80, 32), (96, 96), (128, 128)],
+)  # fmt: skip
+def test_rotates_in_place_and_writes(kernels, threads, dtype, neox, sizes):
+    size, rotary = sizes
     step, cos_sin = Step(5, 4, 2, size, dtype), table(50, rotary)
     q = oracle.rope(step.q, step.positions, cos_sin, neox)
     k = oracle.rope(step.k, step.positions, cos_sin, neox)

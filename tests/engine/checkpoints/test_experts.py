@@ -23,6 +23,15 @@ KEPT = [
     "fp8-block", "nvfp4", "hqq-4", "hqq-8", "bnb-nf4", "bnb-nested", "bnb-int8", "ct-w4a16",
     "ct-w8a8", "ct-w8-zeros", "ct-fp8-row", "ct-mxfp4",
 ]  # fmt: skip
+#: By plain torch one of each way: how each form is read into it, test_formats.py tells.
+READ = ["gptq-4-sorted", "fp8-block", "nvfp4", "hqq-4", "bnb-nested", "ct-w8-zeros"]
+CASES = [
+    *((name, True) for name in KEPT),
+    *(
+        pytest.param(name, False, marks=() if name in READ else pytest.mark.slow)
+        for name in KEPT
+    ),
+]  # fmt: skip
 Expert = Callable[[Tensor], Tensor]
 
 
@@ -100,8 +109,7 @@ def same_logits(pair: Pair, model: RoundedModel, compiled: bool) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("name", "compiled"), CASES)
 def test_experts_are_rounded_as_their_format_says_and_no_further(
     name: str, compiled: bool, mixtral: Path, tmp_path: Path, compiler: None
 ) -> None:
