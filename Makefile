@@ -11,7 +11,7 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test test-slow sanitize lint audit format bench clean help
+.PHONY: up install test run-tests test-slow sanitize lint lint-style lint-types audit format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
@@ -27,9 +27,14 @@ up: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
+# Types are checked while the tests begin. Their output comes in one piece; where either finds
+# something, both go on to the end and the command fails.
+test: $(VENV)/.installed-test $(VENV)/.installed-clients lint-style
 	deploy/system-packages.sh test
-	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+	+@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target run-tests lint-types
+
+run-tests:
+	+MAKEFLAGS= QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test
@@ -39,12 +44,16 @@ sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
 	$(BIN)/python -m tests.kernels.sanitize thread
 
-lint: $(VENV)/.installed-test
+lint: lint-style lint-types
+
+lint-style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python deploy/audit.py --kept
+
+lint-types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	PYTHONPATH=.:platform $(BIN)/lint-imports
-	$(BIN)/python deploy/audit.py --kept
 
 audit: $(VENV)/.installed-test
 	$(BIN)/python deploy/audit.py
