@@ -200,7 +200,7 @@ def test_each_route_answers_everybody_as_it_should(callers: dict[str, Caller]) -
         if told != expected:
             differs = {name: told[name] for name in told if told[name] != expected[name]}
             wrong.append(f"{route[0]} {route[1]}: {differs}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def answers(callers: dict[str, Caller], method: str, path: str, body: str) -> dict[str, int]:
