@@ -12,7 +12,7 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test test-slow sanitize lint audit format bench clean help
+.PHONY: up install test test-slow sanitize lint lint-style lint-types audit format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
@@ -28,9 +28,13 @@ up: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
+# Types are checked while the tests begin; what that says comes in one piece. Where either finds something both go on to
+# the end, and the command fails.
+test: $(VENV)/.installed-test $(VENV)/.installed-clients lint-style
 	deploy/system-packages.sh test
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS) || $(ONCE_MORE)
+	@(said=$$($(MAKE) --no-print-directory lint-types 2>&1); found=$$?; echo "$$said"; exit $$found) & types=$$!; \
+	  ($(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS) || $(ONCE_MORE)); tests=$$?; \
+	  wait $$types || tests=1; exit $$tests
 
 # What failed beside three other workers is run once more, alone, as CPython's own tests are: a test that hangs on how
 # busy a machine is stays in sight above, and a fault of the code fails again.
@@ -44,12 +48,16 @@ sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
 	$(BIN)/python -m tests.kernels.sanitize thread
 
-lint: $(VENV)/.installed-test
+lint: lint-style lint-types
+
+lint-style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python deploy/audit.py --kept
+
+lint-types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	PYTHONPATH=.:platform $(BIN)/lint-imports
-	$(BIN)/python deploy/audit.py --kept
 
 audit: $(VENV)/.installed-test
 	$(BIN)/python deploy/audit.py

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -28,26 +29,36 @@ def with_tables(data_dir: Path) -> Path:
     return data_dir
 
 
-@cache
-def _tables() -> bytes:
-    """Made by whichever worker of this run asks first, and kept until that one ends."""
+def once_a_run(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that whichever worker of this run asks first makes; it's there until that one ends.
+
+    `make`: fills a folder that doesn't exist yet.
+    """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    folder = Path(tempfile.gettempdir()) / f"quire-tables-{run}"
+    folder = Path(tempfile.gettempdir()) / f"quire-{name}-{run}"
     folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / NAME).exists():
+        if not (folder / "made").exists():
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            making = folder / "making"
-            environment = {
-                key: value for key, value in os.environ.items() if not key.startswith("DATABASE_")
-            }
-            subprocess.run(
-                [sys.executable, "manage.py", "migrate", "--verbosity", "0", "--skip-checks"],
-                cwd=ROOT,
-                env=environment | {"QUIRE_DATA_DIR": str(making)},
-                check=True,
-                timeout=300,
-            )
-            (making / NAME).rename(folder / NAME)
-        return (folder / NAME).read_bytes()
+            make(folder / "making")
+            (folder / "making").rename(folder / "made")
+    return folder / "made"
+
+
+@cache
+def _tables() -> bytes:
+    return (once_a_run("tables", _migrate) / NAME).read_bytes()
+
+
+def _migrate(folder: Path) -> None:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("DATABASE_")
+    }
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0", "--skip-checks"],
+        cwd=ROOT,
+        env=environment | {"QUIRE_DATA_DIR": str(folder)},
+        check=True,
+        timeout=300,
+    )

@@ -9,13 +9,19 @@ from xdist.scheduler import LoadFileScheduling
 
 #: Folders whose files share a browser or a running product, which one worker starts.
 TOGETHER = ("tests/console/browser/", "tests/e2e/")
-#: A file in them that has a product of its own.
-ALONE = ("tests/e2e/test_chaos.py",)
-#: What takes a minute and more; all else follows as it was collected. A worker is given two groups
-#: at the start, so something short comes behind the first three.
+#: Files in them that have a product of their own.
+ALONE = ("tests/e2e/test_chaos.py", "tests/e2e/test_poison.py")
+#: Files of the browser before a product with an engine; the others need none, and would only wait.
+BEFORE_AN_ENGINE = tuple(
+    f"tests/console/browser/test_{name}.py"
+    for name in ("every_page", "identity", "inside", "live_pages", "real_socket")
+)
+#: What takes a minute and more, longest first; all else follows as it was collected. A worker takes
+#: its next group when two tests of the one before are left.
 FIRST = (
-    *("tests/console/browser/", "tests/e2e/", "tests/engine/gguf/test_running.py", "tests/docs/"),
-    *(*ALONE, "tests/kernels/triton/"),
+    *("tests/console/browser/", "tests/e2e/", ALONE[0], "tests/features/"),
+    *("tests/engine/gguf/test_running.py", "tests/platform/test_postgresql.py"),
+    *("tests/platform/test_up.py", ALONE[1], "tests/kernels/triton/"),
 )
 
 
@@ -23,6 +29,8 @@ def group_of(path: str) -> str:
     """The folder or file that a file's tests are shared out with."""
     if path in ALONE:
         return path
+    if path in BEFORE_AN_ENGINE:
+        return "tests/console/browser/ before an engine"
     return next((folder for folder in TOGETHER if path.startswith(folder)), path)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.product import Product
 from tests.e2e.watched import Watched, watching
+from tests.engine.pooling.minilm import minilm_folder
 
 
 @pytest.fixture(scope="package")
@@ -25,6 +26,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def product(watched: Watched) -> Product:
     """The product alone."""
     return watched.product
+
+
+@pytest.fixture(scope="package")
+def minilm(product: Product) -> str:
+    """A real embedding model beside the demo model; what it is, is found out by itself."""
+    name = "minilm"
+    product.manage("load_model", str(minilm_folder()), "--name", name, "--wait", timeout=180)
+    return name
 
 
 @pytest.fixture

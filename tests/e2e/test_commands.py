@@ -20,13 +20,13 @@ from tests.engine.models import make_model
 def test_a_model_is_loaded_served_listed_and_unloaded(
     product: Product, client: openai.OpenAI, tmp_path: Path
 ) -> None:
-    folder = make_model("qwen3", tmp_path / "tiny")
+    folder, before = make_model("qwen3", tmp_path / "tiny"), listed(client)
     product.manage(
         *("load_model", str(folder), "--name", "tiny", "--max-model-len", "256"),
         *("--num-gpu-blocks-override", "32", "--wait"),
     )
-    listed = [model for model in client.models.list() if not getattr(model, "parent", None)]
-    assert {model.id for model in listed} == {product.model, "tiny"}
+    assert product.model in before
+    assert listed(client) == before | {"tiny"}
     answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 4
@@ -36,6 +36,11 @@ def test_a_model_is_loaded_served_listed_and_unloaded(
         client.completions.create(model="tiny", prompt=[5], max_tokens=1)
     # The other model never noticed.
     client.completions.create(model=product.model, prompt=[5], max_tokens=1)
+
+
+def listed(client: openai.OpenAI) -> set[str]:
+    """The models, without their adapters."""
+    return {model.id for model in client.models.list() if not getattr(model, "parent", None)}
 
 
 def test_a_folder_that_is_no_model_is_refused_with_the_reason(

@@ -13,14 +13,6 @@ from tests.engine.pooling.minilm import minilm_folder
 TEXTS = ["The capital of France is Paris.", "Paris is in France.", "A cat sleeps all day."]
 
 
-@pytest.fixture(scope="module")
-def minilm(product: Product) -> str:
-    """Loaded beside the demo model; what it is, is found out by itself."""
-    name = "minilm"
-    product.manage("load_model", str(minilm_folder()), "--name", name, "--wait", timeout=180)
-    return name
-
-
 def cosine(a: list[float], b: list[float]) -> float:
     dot = sum(x * y for x, y in zip(a, b, strict=True))
     return dot / math.hypot(*a) / math.hypot(*b)

@@ -90,14 +90,9 @@ def test_the_tasks_beside_a_chat(web: httpx.Client, product: Product) -> None:
     assert isinstance(reply.json()["choices"][0]["message"]["content"], str)
 
 
-def test_the_vectors_of_a_knowledge_base(web: httpx.Client, product: Product) -> None:
-    from tests.engine.pooling.minilm import minilm_folder
-
-    name = "knowledge"
-    product.manage("load_model", str(minilm_folder()), "--name", name, "--wait", timeout=180)
+def test_the_vectors_of_a_knowledge_base(web: httpx.Client, minilm: str) -> None:
     # With RAG_EMBEDDING_PREFIX_FIELD_NAME each of them says what the texts are.
     texts = ["Paris is the capital of France.", "A cat sleeps."]
-    body = {"input": texts, "model": name, "prefix": "passage: "}
+    body = {"input": texts, "model": minilm, "prefix": "passage: "}
     reply = web.post("/embeddings", json=body).json()
     assert [len(each["embedding"]) for each in reply["data"]] == [384, 384]
-    product.manage("unload_model", name, "--wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,14 +14,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.database import with_tables
+from tests.database import once_a_run, with_tables
 from tests.inference.tokenizer_folder import write_tokenizer
 from tests.services import running_redis
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 90.0
+#: What a data dir with rows has beside its database.
+KEYS = "keys.json"
 
 #: Runs in a process with the instance's own settings.
 _MAKE_ROWS = """
@@ -106,23 +110,28 @@ def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
     with known if redis_url else running_redis(folder / "redis") as url:
         assert url is not None
         environment = os.environ | {
-            "QUIRE_DATA_DIR": str(with_tables(folder / "data")),
+            "QUIRE_DATA_DIR": str(folder / "data"),
             "DJANGO_SETTINGS_MODULE": "config.settings",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'platform'}",
             "REDIS_URL": url,
         }
         environment.pop("DATABASE_URL", None)
-        made = subprocess.run(
-            [sys.executable, "-c", _MAKE_ROWS],
-            env=environment,
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        keys = json.loads(made.stdout.splitlines()[-1])
+        shutil.copytree(once_a_run("live", partial(_make_rows, environment)), folder / "data")
+        keys = json.loads((folder / "data" / KEYS).read_text())
         model = write_tokenizer(folder / "model")
         yield Instance(folder, url, environment, keys["key"], keys["limited"], model)
+
+
+def _make_rows(environment: dict[str, str], data_dir: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", _MAKE_ROWS],
+        env=environment | {"QUIRE_DATA_DIR": str(with_tables(data_dir))},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (data_dir / KEYS).write_text(made.stdout.splitlines()[-1])
 
 
 @contextlib.contextmanager

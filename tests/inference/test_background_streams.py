@@ -54,7 +54,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 async def test_it_waits_for_its_tenants_turn_to_be_rendered(
     gateway: Gateway, sent: list[str], rendered_for: set[str]
 ) -> None:
-    async with gateway.serving(gateway.fake()):
+    async with gateway.serving(gateway.fake(eos_after=5)):
         made, stream = await begin(gateway, sent)
         rendered_for.clear()
         await run_response(made, "worker")

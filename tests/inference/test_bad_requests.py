@@ -343,12 +343,12 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
 
 
 async def test_fault_06_what_only_doesnt_fit_beside_the_prompt_is_cut(gateway: Gateway) -> None:
-    async with gateway.serving(gateway.fake()):
-        body = (await gateway.client.complete([5] * 2040, max_tokens=2048)).json()
-        chat = (await gateway.client.chat(max_completion_tokens=2048)).json()
+    async with gateway.serving(gateway.fake(max_model_len=256)):
+        body = (await gateway.client.complete([5] * 248, max_tokens=256)).json()
+        chat = (await gateway.client.chat(max_completion_tokens=256)).json()
     assert body["usage"]["completion_tokens"] == 8
     assert body["choices"][0]["finish_reason"] == "length"
-    assert chat["usage"]["total_tokens"] == 2048
+    assert chat["usage"]["total_tokens"] == 256
 
 
 async def test_fault_07_what_never_fits_the_kv_pool_is_refused_at_once(gateway: Gateway) -> None:

@@ -394,7 +394,7 @@ async def test_what_an_earlier_attempt_still_sends_is_ignored(
 async def test_a_request_that_no_message_can_hold_ends_and_holds_up_nobody(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with gateway.serving(gateway.fake()):
+    async with gateway.serving(gateway.fake(eos_after=5)):
         with monkeypatch.context() as patch:
             patch.setattr(ChatRequest, "tier", lambda *_: (2**70, None))
             reply = await gateway.client.chat()

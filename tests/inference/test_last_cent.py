@@ -24,9 +24,9 @@ from config import embedded_redis
 from engine.contract.protocol import KEY_PREFIX
 from tests.inference import live
 
-REQUESTS = 200
+REQUESTS = 100
 #: In nanos: about two thirds of what all requests want.
-BUDGET = 12_000_000
+BUDGET = 6_000_000
 OUTPUT = 40
 #: A million tokens cost so many units, so a prompt token costs 1,000 nanos, an output token 2,000.
 PRICE_AND_BUDGET = f"""

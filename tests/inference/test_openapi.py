@@ -186,8 +186,9 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
     assert wrong == [], "\n".join(map(str, wrong))
 
 
+@pytest.mark.parametrize("examples", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_schemathesis_finds_no_fault_and_nothing_undocumented(
-    gateway_url: Any, tmp_path: Path
+    gateway_url: Any, tmp_path: Path, examples: int
 ) -> None:
     """Every operation, with made-up requests: no 5xx but those that are documented states."""
     url, key = gateway_url
@@ -195,7 +196,16 @@ def test_schemathesis_finds_no_fault_and_nothing_undocumented(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
-            *("--checks", checks, "--max-examples", "4", "--seed", "1", "--phases", "fuzzing"),
+            *(
+                "--checks",
+                checks,
+                "--max-examples",
+                str(examples),
+                "--seed",
+                "1",
+                "--phases",
+                "fuzzing",
+            ),
             *("--header", f"Authorization: Bearer {key}", "--request-timeout", "20"),
             # They tell of replicas: 503 is their word for "not now".
             *("--exclude-path-regex", "^/(health|metrics|reset_prefix_cache)$"),

@@ -124,7 +124,7 @@ def own_marks(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(reasoning_parsers.all()))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     data=st.data(),
     cuts=st.lists(st.integers(0, 200), max_size=8),

@@ -384,7 +384,7 @@ PIECES = sorted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=12),
     cuts=st.lists(st.integers(0, 3000), max_size=10),

@@ -82,7 +82,7 @@ def generate(name: str = "c1", **fields: Any) -> dict[str, Any]:
 async def test_an_answer_waits_for_its_tenants_turn_to_be_rendered(
     gateway: Gateway, session_key: str, rendered_for: set[str]
 ) -> None:
-    async with gateway.serving(gateway.fake()), socket(session_key) as page:
+    async with gateway.serving(gateway.fake(eos_after=5)), socket(session_key) as page:
         await page.send_json_to(generate())
         await frames_until(page, "done", "error")
     assert rendered_for == {gateway.rows.tenant.slug}

@@ -53,7 +53,7 @@ async def test_a_chats_own_template_variables_go_before_the_servers(
     settings.QUIRE = {**settings.QUIRE, "DEFAULT_CHAT_TEMPLATE_KWARGS": given}
     settings.QUIRE = {**settings.QUIRE, "REQUEST_CHAT_TEMPLATES": True}
     own = {"chat_template_kwargs": {"enable_thinking": False}}
-    async with gateway.serving(replica := gateway.fake()):
+    async with gateway.serving(replica := gateway.fake(eos_after=5)):
         await gateway.client.chat(chat_template=TEMPLATE)
         await gateway.client.chat(chat_template=TEMPLATE, **own)
         await gateway.client.chat(chat_template=TEMPLATE, reasoning_effort="low")

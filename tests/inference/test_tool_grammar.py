@@ -68,7 +68,7 @@ def follow(
     while not matcher.is_stopped() and len(tokens) < limit:
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        token = eos if eos in allowed else int(pick.choice(list(allowed)))
+        token = eos if eos in allowed else int(allowed[pick.randrange(len(allowed))])
         assert token is not None
         assert matcher.consume_token(token), matcher.get_error()
         tokens.append(token)

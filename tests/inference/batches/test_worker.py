@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,27 @@ def client(short_tmp: Path) -> Iterator[tuple[openai.OpenAI, live.Instance]]:
                 yield made, of
 
 
+class Workers:
+    """One worker at a time, which a test leaves to the next: to start one takes seconds."""
+
+    def __init__(self, environment: dict[str, str], stack: ExitStack) -> None:
+        self._environment, self._stack = environment, stack
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def running(self) -> subprocess.Popen[bytes]:
+        """The one that is there, or else a new one."""
+        if self._running is None or self._running.poll() is not None:
+            self._running = self._stack.enter_context(live.process(WORKER, self._environment))
+        return self._running
+
+
+@pytest.fixture(scope="module")
+def workers(client: tuple[openai.OpenAI, live.Instance]) -> Iterator[Workers]:
+    """Of that installation."""
+    with ExitStack() as stack:
+        yield Workers(client[1].environment, stack)
+
+
 def make(client: openai.OpenAI, count: int, **body: Any) -> openai.types.Batch:
     body = {"model": "m", "max_tokens": 20, **body}
     data = as_lines([request_line(number, body=body) for number in range(count)])
@@ -59,22 +82,22 @@ def wait(client: openai.OpenAI, batch_id: str, done: int | None = None) -> opena
 
 
 def test_a_killed_worker_loses_and_repeats_nothing(
-    client: tuple[openai.OpenAI, live.Instance],
+    client: tuple[openai.OpenAI, live.Instance], workers: Workers
 ) -> None:
-    sdk, of = client
+    sdk, _ = client
     batch = make(sdk, 40)
     stream = sdk.responses.create(
         model="m", input="x", background=True, stream=True, max_output_tokens=250
     )
-    with live.process(WORKER, of.environment) as first:
-        events = [next(stream) for _ in range(8)]  # some of its text is told
-        partly = wait(sdk, batch.id, done=8)
-        assert partly.status == "in_progress"
-        first.send_signal(signal.SIGKILL)
-        first.wait(10)
-    with live.process(WORKER, of.environment):
-        done = wait(sdk, batch.id)
-        events += list(stream)
+    first = workers.running()
+    events = [next(stream) for _ in range(8)]  # some of its text is told
+    partly = wait(sdk, batch.id, done=8)
+    assert partly.status == "in_progress"
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    workers.running()
+    done = wait(sdk, batch.id)
+    events += list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     told = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert events[-1].type == "response.incomplete"
@@ -89,31 +112,31 @@ def test_a_killed_worker_loses_and_repeats_nothing(
 
 
 def test_a_worker_that_is_told_to_end_gives_its_work_back(
-    client: tuple[openai.OpenAI, live.Instance],
+    client: tuple[openai.OpenAI, live.Instance], workers: Workers
 ) -> None:
-    sdk, of = client
+    sdk, _ = client
+    first = workers.running()
     batch = make(sdk, 64, max_tokens=60)
-    with live.process(WORKER, of.environment) as first:
-        wait(sdk, batch.id, done=1)
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(120) == 0
+    wait(sdk, batch.id, done=1)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(120) == 0
     partly = sdk.batches.retrieve(batch.id)
     assert partly.status == "in_progress"
-    with live.process(WORKER, of.environment):
-        assert wait(sdk, batch.id).request_counts.completed == 64
+    workers.running()
+    assert wait(sdk, batch.id).request_counts.completed == 64
 
 
 def test_fault_47_a_worker_outlives_a_redis_that_takes_no_writes(
-    client: tuple[openai.OpenAI, live.Instance],
+    client: tuple[openai.OpenAI, live.Instance], workers: Workers
 ) -> None:
     """The last test here: the fake replica, unlike a real one, ends at the first refusal."""
     sdk, of = client
-    with live.process(WORKER, of.environment) as worker:
+    worker = workers.running()
+    assert wait(sdk, make(sdk, 4).id).request_counts.completed == 4
+    with redis.Redis.from_url(of.redis_url) as server:
+        server.execute_command("REPLICAOF", "127.0.0.1", "1")
+        time.sleep(1)
+        server.execute_command("REPLICAOF", "NO", "ONE")
+    with live.replica(of, "tests.fakes.fake_replica"):
         assert wait(sdk, make(sdk, 4).id).request_counts.completed == 4
-        with redis.Redis.from_url(of.redis_url) as server:
-            server.execute_command("REPLICAOF", "127.0.0.1", "1")
-            time.sleep(1)
-            server.execute_command("REPLICAOF", "NO", "ONE")
-        with live.replica(of, "tests.fakes.fake_replica"):
-            assert wait(sdk, make(sdk, 4).id).request_counts.completed == 4
-            assert worker.poll() is None
+        assert worker.poll() is None
