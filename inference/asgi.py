@@ -26,16 +26,17 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineOverloaded, QuireError
 from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
-from inference.errors import PayloadTooLarge, error_response
+from inference.errors import Overloaded, PayloadTooLarge, error_response
 from inference.fair_turns import begins
 from inference.generation import background
 from inference.generation.served import check_any_queue
 from inference.settings import gateway_settings
 from inference.tracing import close_tracing, tracing
 from inference.web import cors
+from inference.web.asked import Asked, endpoint_of, note_refusal
 from inference.web.body import (
     ClientGone,
     Receive,
@@ -47,7 +48,16 @@ from inference.web.body import (
     read_upload,
 )
 from inference.web.early import early_refusal
-from inference.web.exchange import ARRIVED, HANDLER, RECEIVED, Exchange
+from inference.web.exchange import (
+    ARRIVED,
+    ERROR,
+    HANDLER,
+    KEY,
+    RECEIVED,
+    REQUEST_ID,
+    TENANT,
+    Exchange,
+)
 from inference.web.page_bodies import BoundedBodies
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
@@ -137,7 +147,12 @@ class GatewayHandler(ASGIHandler):
         caller = await check_caller(scope)
         headers = {name for name, _ in scope["headers"]}
         if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:
-            await check_any_queue(caller)
+            try:
+                await check_any_queue(caller)
+            except (EngineOverloaded, Overloaded) as error:
+                note_refusal(error, Asked(_request_id(scope), endpoint_of(path), caller))
+                scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
+                raise
 
     @staticmethod
     async def _refused_early(scope: Scope, body: bytes) -> HttpResponseBase | None:
@@ -166,6 +181,7 @@ class GatewayHandler(ASGIHandler):
         request, response = self.create_request(scope, io.BytesIO())
         if request is None:
             return response
+        scope[ERROR] = error.code
         refusal = _told(gateway_path(scope), error, _request_id(scope))
         # The rest of the body is not read: the connection can't be used again.
         refusal["Connection"] = "close"
@@ -245,8 +261,12 @@ class GatewayHandler(ASGIHandler):
 
 
 def _request_id(scope: Scope) -> str:
+    """By which it's told apart before it meets a view; the same each time."""
+    if (known := scope.get(REQUEST_ID)) is not None:
+        return str(known)
     theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return clean_request_id(theirs.decode("latin1"))
+    made = scope[REQUEST_ID] = clean_request_id(theirs.decode("latin1"))
+    return made
 
 
 def _told(path: str, error: QuireError, request_id: str) -> HttpResponse:

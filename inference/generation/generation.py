@@ -20,6 +20,7 @@ from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
 from inference.generation.keeping import keeping
+from inference.generation.key_watch import KeyWatch
 from inference.generation.letting_go import let_go
 from inference.generation.note import Pace, content_of, note_of
 from inference.generation.output import Increment, OutputState
@@ -40,12 +41,9 @@ from metering.access import (
     keep_request,
     settle,
 )
-from tenants.authentication import check_still_valid
 
 logger = logging.getLogger(__name__)
 
-#: How often a running request's key is looked at again.
-RECHECK_KEY_S = 0.5
 #: How long the ledger waits to hear from the engine what an aborted request had run.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
@@ -94,7 +92,6 @@ class Generation:
         if self._keeping is not None:
             self._keeping.requests.append(job.request_id)
         self._loop = asyncio.get_running_loop()
-        self._key_checked_at = time.monotonic()
         self._span = generation_span(job)
         if self._span is not None:
             job.trace_headers = self._span.headers
@@ -105,6 +102,7 @@ class Generation:
             stream=self._continuity.stream,
             known=self._continuity.known,
         )
+        self._key_watch = KeyWatch(job.caller, self._submission.mailbox.fail)
 
     @property
     def flights(self) -> list[Flight]:
@@ -215,11 +213,7 @@ class Generation:
             pieces = self._continuity.replay()
             if pieces is None:
                 pieces = await self._submission.get(wait_s)
-            now = time.monotonic()
-            if now - self._key_checked_at >= RECHECK_KEY_S:
-                self._key_checked_at = now
-                # A key that is revoked ends its streams. Cheap: a cached answer every few seconds.
-                await check_still_valid(self.job.caller)
+            self._key_watch.look()  # a key that is revoked ends its streams
         except QuireError as error:
             self._error = error
             if error.code == EngineOverloaded.code:

@@ -25,6 +25,8 @@ HANDLER, RECEIVED = "quire.handler", "quire.received"
 #: When (`time.perf_counter`) a request was there whole, before it waited for its turn.
 ARRIVED = "quire.arrived"
 TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
+#: By which a request is told apart that was refused before a view gave it its id.
+REQUEST_ID = "quire.request_id"
 
 
 class Exchange:

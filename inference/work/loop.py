@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 
 from inference.engine_client import close_engine_client
 from inference.generation import background
-from metering.keeper import start_keeper
+from metering.keeper import start_keeper, stop_keeper
 from metering.redis_clients import close_redis_link
 from metering.requests.writer import start_writer, stop_writer
 from storage.actions import owner_of
@@ -98,7 +98,7 @@ class WorkLoop:
 
     def stop(self, timeout_s: float = 15.0) -> None:
         """Cancel what runs (another worker goes on with it), settle, write what became of requests,
-        end. Blocks.
+        end, with every thread that this process has for letting requests in. Blocks.
         """
         if not self._thread.is_alive():
             return
@@ -109,6 +109,7 @@ class WorkLoop:
             logger.warning("work was still running after %.0f s", timeout_s)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
+        stop_keeper()
         stop_writer()
 
     async def _stop(self) -> None:

@@ -1,11 +1,13 @@
 """Who is asking: from an API key or from a session to a `Caller`.
 
-A key costs one database look-up every `TTL_S` seconds and process, shared by the requests that wait
-for it. Every refusal takes the same way: hash, look-up, comparison in constant time.
+A key costs a database look-up every second or so and process, shared by the requests that wait for
+it; who asks often waits for none, since the next answer is looked up before the last is too old.
+Every refusal takes the same way: hash, look-up, comparison in constant time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
@@ -37,14 +39,17 @@ __all__ = [
     "caller_at_hand",
     "caller_for_user",
     "check_still_valid",
+    "still_valid_at_hand",
     "tenant_claimed",
 ]
 
 logger = logging.getLogger(__name__)
 
 #: A revoked key works at most this long in other processes; in the one that revoked it, no longer.
-#: Streams ask twice as often, so that everything has ended within two seconds.
-TTL_S = 1.0
+TTL_S = 2.0
+#: From this part of its time on, an answer that is used is looked up anew meanwhile. Streams look
+#: every half second, so that those of a revoked key have ended within two.
+RENEWED_FROM = 0.4
 #: With the database away, keys seen this recently go on working.
 STALE_S = 60.0
 CACHED_KEYS = 10_000
@@ -66,6 +71,7 @@ NO_MEMBER = Refusal("You are a member of no active tenant.", forbidden=True)
 _known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
 # Guesses have a place of their own: a flood of them can't push working keys out.
 _guesses: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
+_renewing: dict[str, asyncio.Task[Caller | Refusal]] = {}
 
 
 class Guard(Protocol):
@@ -93,7 +99,7 @@ async def authenticate(
     digest = secrets.digest(token)
     # Any text is looked up, whether a key has its name or not: the time tells nothing.
     public_id = secrets.look_up_name(token)
-    answer = _known.fresh(digest)
+    answer = _fresh(digest, lambda: _look_up(public_id, digest))
     if answer is None:
         # Who had a key that works is no guesser: others behind the same address don't lock it out.
         guess = guard if _known.within(digest, STALE_S) is None else None
@@ -165,6 +171,37 @@ async def _find(
     return answer
 
 
+def _fresh(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal | None:
+    """The answer when it's known and young enough; an older one is looked up anew meanwhile."""
+    answer = _known.fresh(name)
+    if isinstance(answer, Caller) and _known.within(name, RENEWED_FROM * _known.ttl) is None:
+        task, loop = _renewing.get(name), asyncio.get_running_loop()
+        if task is None or task.done() or task.get_loop() is not loop:
+            task = _renewing[name] = loop.create_task(_find(name, look_up))
+            task.add_done_callback(partial(_renewed, name))
+    return answer
+
+
+def _renewed(name: str, task: asyncio.Task[Caller | Refusal]) -> None:
+    if _renewing.get(name) is task:
+        del _renewing[name]
+    if not task.cancelled():
+        task.exception()  # seen: who needs the answer asks again, and is told
+
+
+def still_valid_at_hand(caller: Caller) -> bool:
+    """`check_still_valid` where that takes no look into the database; False elsewhere.
+
+    Raises: what `authenticate` raises.
+    """
+    if caller.key_id is None and caller.user_id is None:
+        return True
+    answer = _fresh(*_again(caller.key_id, caller.user_id, caller.tenant))
+    if isinstance(answer, Refusal):
+        raise answer.error()
+    return answer is not None
+
+
 async def check_still_valid(caller: Caller) -> None:
     """Whether a caller admitted earlier would be today; cheap enough to ask during a stream.
 
@@ -183,16 +220,22 @@ async def caller_again(key_id: int | None, user_id: int | None, tenant: str) -> 
 
     Raises: what `authenticate` raises; `AuthenticationFailed` when key and user are gone.
     """
-    if key_id is not None:
-        name, look_up = f"#{key_id}", partial(_look_up_id, key_id)
-    elif user_id is not None:
-        name, look_up = f"@{user_id}/{tenant}", partial(_look_up_user, user_id, tenant)
-    else:
-        raise UNKNOWN.error()
-    answer = _known.fresh(name) or await _find(name, look_up)
+    name, look_up = _again(key_id, user_id, tenant)
+    answer = _fresh(name, look_up) or await _find(name, look_up)
     if isinstance(answer, Refusal):
         raise answer.error()
     return answer
+
+
+def _again(
+    key_id: int | None, user_id: int | None, tenant: str
+) -> tuple[str, Callable[[], Caller | Refusal]]:
+    """Under which name a caller of earlier is remembered, and how it's looked up."""
+    if key_id is not None:
+        return f"#{key_id}", partial(_look_up_id, key_id)
+    if user_id is not None:
+        return f"@{user_id}/{tenant}", partial(_look_up_user, user_id, tenant)
+    raise UNKNOWN.error()
 
 
 async def caller_for_user(user: User, tenant_slug: str | None = None) -> Caller:
@@ -388,6 +431,7 @@ def forget(**_: object) -> None:
     """Look everything up anew in this process: a key or a tenant has changed."""
     _known.clear()
     _guesses.clear()
+    _renewing.clear()
 
 
 events.key_changed.connect(forget, dispatch_uid="tenants.authentication")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from catalog.models import DesiredState, ServedModel
 from inference.asgi import http_application
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
+from tenants.caller import Refusal
 from tests.inference.asgi_client import AsgiClient, chat_body
 from tests.inference.conftest import Gateway
 
@@ -173,10 +175,32 @@ async def test_a_stream_carries_the_limits_too(limits: None, served: Gateway) ->
     assert reply.headers["x-ratelimit-remaining-requests"] == "2"
 
 
+async def test_a_streams_tokens_wait_for_no_look_at_its_key(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.generation.key_watch.RECHECK_KEY_S", 0.0)
+    read_whole, found = threading.Event(), list[bool]()
+
+    def slow(key_id: int) -> Refusal:
+        found.append(read_whole.wait(30))
+        return authentication.REVOKED
+
+    monkeypatch.setattr(authentication, "_look_up_id", slow)
+    async with gateway.serving(gateway.fake(token_delay=0.001)):
+        exchange = gateway.client.open("POST", CHAT, chat_body(stream=True, max_tokens=20))
+        assert (await exchange.head())[0] == 200
+        read = b"".join([chunk async for chunk in exchange.chunks()])
+        read_whole.set()
+    assert b"[DONE]" in read
+    await gateway.usage()
+    assert found
+    assert all(found), "the stream waited"
+
+
 async def test_fault_22_a_key_revoked_in_a_stream_ends_it_with_a_typed_event(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.generation.generation.RECHECK_KEY_S", 0.0)
+    monkeypatch.setattr("inference.generation.key_watch.RECHECK_KEY_S", 0.0)
 
     @sync_to_async
     def revoke() -> None:

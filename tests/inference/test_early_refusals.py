@@ -166,5 +166,27 @@ async def test_every_early_refusal_is_counted_and_few_have_a_row(
     assert {(row.model, row.code, row.stream) for row in rows} == {("fake", "overloaded", True)}
 
 
+async def test_a_large_body_that_is_not_read_has_a_row_too(
+    served: Gateway, full: Any, seen_by_views: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    writer._waiting.clear()
+    writer._refusals.sweep(all_of_them=True)
+    writer._waiting.clear()
+    app = AsgiClient(http_application(never), served.rows.secret)
+    with caplog.at_level("INFO", "quire.access"):
+        replies = [await app.complete("x" * (1 << 18)) for _ in range(SINGLE + 5)]
+    assert {(reply.status, reply.error["code"]) for reply in replies} == {(503, "overloaded")}
+    assert not seen_by_views
+    await in_db_thread(writer.write_waiting, at_once=True)
+    rows = await in_db_thread(lambda: list(RequestEntry.objects.order_by("pk")))
+    assert (len(rows), sum(row.times for row in rows)) == (SINGLE + 1, SINGLE + 5)
+    assert {(row.endpoint, row.code, row.status) for row in rows} == {
+        ("completions", "overloaded", 503)
+    }
+    assert rows[0].header_id == replies[0].headers["x-request-id"]
+    logged = caplog.records[-1].access  # type: ignore[attr-defined]
+    assert (logged["tenant"], logged["error"]) == (served.rows.tenant.slug, "overloaded")
+
+
 async def never(*_: Any) -> None:
     raise AssertionError("this isn't of the API")

@@ -19,6 +19,7 @@ from tenants.authentication import (
     authenticate,
     caller_for_user,
     check_still_valid,
+    still_valid_at_hand,
 )
 from tenants.cached_lookup import CachedLookup
 from tenants.models import ApiKey
@@ -159,6 +160,25 @@ async def test_a_key_revoked_by_another_process_is_refused_within_the_caches_tim
         monkeypatch.setattr(cache, "_clock", lambda: later)
     await refused(bearer(world.secret))
     assert authentication.TTL_S <= 5
+
+
+async def test_who_asks_often_waits_for_no_look_up_and_a_revoked_key_is_found_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await authenticate(bearer(world.secret))
+    assert still_valid_at_hand(caller) is False
+    await check_still_valid(caller)
+    await ApiKey.objects.filter(pk=world.key.pk).aupdate(revoked_at=timezone.now())
+    later = time.monotonic() + authentication.RENEWED_FROM * authentication.TTL_S + 0.1
+    for cache in (authentication._known, authentication._guesses):
+        monkeypatch.setattr(cache, "_clock", lambda: later)
+    assert (await authenticate(bearer(world.secret))).tenant == "acme"  # as remembered
+    assert still_valid_at_hand(caller)
+    await asyncio.gather(*authentication._renewing.values())
+    assert not authentication._renewing
+    await refused(bearer(world.secret))
+    with pytest.raises(AuthenticationFailed):
+        still_valid_at_hand(caller)
 
 
 @database

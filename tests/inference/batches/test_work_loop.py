@@ -9,6 +9,16 @@ import pytest
 
 from inference.work.loop import WorkLoop
 
+#: What is here of requests is written when a loop ends, whichever test left it.
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+def test_a_loop_that_is_stopped_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    loop = WorkLoop({}, {})
+    loop.stop()
+    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+
 
 def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.work.loop.LOOK_EVERY_S", 0.01)
