@@ -15,7 +15,7 @@ from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme
 from tests.engine.checkpoints.writers import Writer
-from tests.engine.quantization.perplexity import DEMO, demo_perplexity, perplexity
+from tests.engine.quantization.perplexity import COUNTS, DEMO, demo_perplexity, perplexity
 
 _W8A8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 
@@ -50,9 +50,13 @@ def in_format(name: str, folder: Path) -> LLM:
     return LLM(str(pair.packed), num_gpu_blocks_override=500)
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_perplexity_stays_near_that_of_bfloat16(name: str, tmp_path: Path, compiler: None) -> None:
+def test_perplexity_stays_near_that_of_bfloat16(
+    name: str, count: int | None, tmp_path: Path, compiler: None
+) -> None:
     llm = in_format(name, tmp_path)
     layers = [report for report in llm.load_report() if "_proj" in report.layer]
     assert {report.level for report in layers} == {"kept"}
-    assert perplexity(llm) == pytest.approx(demo_perplexity(), rel=FORMATS[name][2])
+    wanted = demo_perplexity(count=count)
+    assert perplexity(llm, count) == pytest.approx(wanted, rel=FORMATS[name][2])

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from engine import LLM
 from tests.engine.gguf.files import KindOf, everywhere, write_gguf
 from tests.engine.gguf.quantizer import k_quantized, q4_k_m
-from tests.engine.quantization.perplexity import DEMO, demo_perplexity, perplexity
+from tests.engine.quantization.perplexity import COUNTS, DEMO, demo_perplexity, perplexity
 
 KNOWN = json.loads((DEMO / "config.json").read_text())
 MIXED = q4_k_m(KNOWN["num_hidden_layers"], KNOWN["tie_word_embeddings"])
@@ -26,12 +26,15 @@ FILES: dict[str, tuple[KindOf, float]] = {
 """Types by a tensor's name, as llama.cpp deals them out, and how far perplexity may move."""
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", FILES)
-def test_perplexity_stays_near_that_of_bfloat16(name: str, tmp_path: Path) -> None:
+def test_perplexity_stays_near_that_of_bfloat16(
+    name: str, count: int | None, tmp_path: Path
+) -> None:
     kind_of, most = FILES[name]
     model = write_gguf(DEMO, tmp_path / f"{name}.gguf", kind_of)
-    found = perplexity(LLM(str(model), num_gpu_blocks_override=500))
-    assert found == pytest.approx(demo_perplexity(), rel=most)
+    found = perplexity(LLM(str(model), num_gpu_blocks_override=500), count)
+    assert found == pytest.approx(demo_perplexity(count=count), rel=most)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Kind.Q4_K, 0.08), (Kind.Q6_K, 0.02)])

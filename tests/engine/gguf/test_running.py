@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder import NativeDecoder
 from tests.engine.gguf.files import everywhere, write_gguf
 from tests.engine.models import FAMILIES, make_model
-from tests.engine.quantization.perplexity import perplexity
+from tests.engine.quantization.perplexity import demo_perplexity, perplexity
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -47,12 +46,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(model: Path, **settings: Any) -> LLM:
     return LLM(str(model), num_gpu_blocks_override=200, max_model_len=128, **settings)
-
-
-@cache
-def of_the_checkpoint(compiled: bool = True, count: int | None = None) -> float:
-    """The demo model's own perplexity."""
-    return perplexity(LLM(str(DEMO), num_gpu_blocks_override=500, cpu_kernels=compiled), count)
 
 
 def tokens(llm: LLM) -> list[list[int]]:
@@ -93,9 +86,10 @@ def test_quantised_files_stay_close_to_the_checkpoint(
     file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(kind))
     if kind == Kind.Q5_0:  # which isn't there
         llm = LLM(str(file), num_gpu_blocks_override=500)
-        assert perplexity(llm) == pytest.approx(of_the_checkpoint(), rel=most)
+        assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=most)
     plain = LLM(str(file), num_gpu_blocks_override=500, cpu_kernels=False)
-    assert perplexity(plain, 20) == pytest.approx(of_the_checkpoint(False, 20), rel=2 * most)
+    wanted = demo_perplexity(compiled=False, count=8)
+    assert perplexity(plain, 8) == pytest.approx(wanted, rel=2 * most)
 
 
 def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
@@ -130,7 +124,7 @@ def test_a_file_can_be_rounded_further(tmp_path: Path) -> None:
         llm.core.executor.loaded.model.decode_bytes
         < 0.6 * plain.core.executor.loaded.model.decode_bytes
     )
-    assert perplexity(llm) == pytest.approx(of_the_checkpoint(), rel=0.005)
+    assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=0.005)
 
 
 def test_text_and_chat_are_those_of_the_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine import LLM, SamplingParams
@@ -17,6 +18,8 @@ from engine import LLM, SamplingParams
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 TEXT = Path(__file__).with_name("held_out.jsonl")
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+#: So many answers; all of them are for slow tests.
+COUNTS = [40, pytest.param(None, marks=pytest.mark.slow)]
 
 
 def perplexity(llm: LLM, count: int | None = None) -> float:

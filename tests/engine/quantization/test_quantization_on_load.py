@@ -18,15 +18,19 @@ from engine.quantization.matrix import DenseMatrix
 from engine.quantization.scratch import Scratch
 from engine.quantization.stack import Stack
 from kernels.reference import ReferenceKernels
-from tests.engine.quantization.perplexity import demo_perplexity
+from tests.engine.quantization.perplexity import COUNTS, demo_perplexity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 Folder = Callable[[str], Path]
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.005), ("int4", 0.04)])
-def test_perplexity_stays_near_that_of_bfloat16(quantization: str, most: float) -> None:
-    assert demo_perplexity(quantization) == pytest.approx(demo_perplexity(), rel=most)
+def test_perplexity_stays_near_that_of_bfloat16(
+    quantization: str, most: float, count: int | None
+) -> None:
+    wanted = demo_perplexity(count=count)
+    assert demo_perplexity(quantization, count=count) == pytest.approx(wanted, rel=most)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

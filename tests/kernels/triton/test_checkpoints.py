@@ -17,12 +17,14 @@ from tests.engine.checkpoints.folders import make_mxfp4, make_pair
 from tests.engine.checkpoints.test_formats import FORMATS, GREEDY, PROMPT, SCORED
 from tests.engine.checkpoints.test_models import GPTQ, split_experts
 from tests.engine.models import Oracle, make_model
+from tests.kernels.triton.sizes import FEW_HEADS
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 20, "max_model_len": 64,
 }  # fmt: skip
 
 
+SMALL: dict[str, Any] = {"num_hidden_layers": 1, "intermediate_size": 128, **FEW_HEADS}
 TWO = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
 
@@ -41,7 +43,7 @@ def levels(llm, part):
 )
 def test_layers_stay_as_they_are(name, near, tmp_path):
     """Activations are rounded to e4m3 beside weights of that; int4 has minima of float16."""
-    source = make_model("llama", tmp_path / "source", num_hidden_layers=1, intermediate_size=128)
+    source = make_model("llama", tmp_path / "source", **SMALL)
     made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
     llm = LLM(str(made.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"kept"}
@@ -58,7 +60,7 @@ def test_layers_stay_as_they_are(name, near, tmp_path):
 def test_experts_stay_as_they_are_all_at_once(tmp_path):
     """Int4 leaves activations as they are, so tokens are those of the weights it stands for."""
     source = tmp_path / "source"
-    make_checkpoint({**RECIPES["mixtral"], "intermediate_size": 64}, source)
+    make_checkpoint({**RECIPES["mixtral"], "intermediate_size": 64, **FEW_HEADS}, source)
     split_experts(source)
 
     def chosen(name):
@@ -76,7 +78,7 @@ def test_experts_stay_as_they_are_all_at_once(tmp_path):
 @pytest.mark.parametrize("name", ["bnb-nf4", "nvfp4"])
 def test_forms_that_no_kernel_multiplies_are_read(name, tmp_path):
     """Into floats; and stand for what they did."""
-    source = make_model("llama", tmp_path / "source", num_hidden_layers=1, intermediate_size=128)
+    source = make_model("llama", tmp_path / "source", **SMALL)
     made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
     llm = LLM(str(made.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"read"}
@@ -88,7 +90,7 @@ def test_forms_that_no_kernel_multiplies_are_read(name, tmp_path):
 
 
 def test_the_experts_of_gpt_oss_are_read(tmp_path):
-    make_checkpoint(RECIPES["gpt_oss"], tmp_path / "source")
+    make_checkpoint({**RECIPES["gpt_oss"], **FEW_HEADS}, tmp_path / "source")
     made = make_mxfp4(tmp_path / "source", tmp_path)
     llm = LLM(str(made.packed), **SETTINGS)
     assert {report.level for report in llm.load_report() if report.format == "mxfp4"} == {"read"}

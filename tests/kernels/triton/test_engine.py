@@ -10,6 +10,7 @@ from engine.contract.errors import ConfigError
 from engine.models.fused_experts import FusedExperts
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
+from tests.kernels.triton.sizes import FEW_HEADS
 
 PROMPTS = [[5], [9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 40, 41, 42, 43, 44], [60, 61, 62]]
 
@@ -21,7 +22,7 @@ def forced(monkeypatch):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
-    folder = make_model(family, tmp_path, num_hidden_layers=2)
+    folder = make_model(family, tmp_path, num_hidden_layers=2, **FEW_HEADS)
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         max_num_batched_tokens=16,
@@ -37,7 +38,7 @@ def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
 def test_experts_run_fused(forced, tmp_path):
     folder = make_model(
         "llama", tmp_path, num_hidden_layers=2, model_type="qwen3_moe", num_experts=5,
-        num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16,
+        num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16, **FEW_HEADS,
     )  # fmt: skip
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu"
@@ -54,7 +55,7 @@ def test_experts_run_fused(forced, tmp_path):
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     """int8 and int4 have the CPU's weights, so almost its logits; fp8 is the GPU's own."""
-    folder = make_model("llama", tmp_path, num_hidden_layers=1)
+    folder = make_model("llama", tmp_path, num_hidden_layers=1, **FEW_HEADS)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}
     llm = LLM(str(folder), device="cpu", quantization=quantization, **settings)
     layers = llm.core.executor.loaded.model.weights

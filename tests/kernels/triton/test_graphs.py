@@ -34,6 +34,7 @@ from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
 from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
+from tests.kernels.triton.sizes import FEW_HEADS
 
 CPU = torch.device("cpu")
 
@@ -95,7 +96,7 @@ class NotingRecorder:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_model("llama", tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+    return make_model("llama", tmp_path_factory.mktemp("model"), num_hidden_layers=1, **FEW_HEADS)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from engine.quantization.checkpoint.registry import find_format
 from tests.engine.models import make_model
 
 FP8 = torch.float8_e4m3fn
+#: Each has a scale of its own.
+HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
 KEYS = "model.layers.{}.self_attn.k_proj.weight"
 SETTINGS = {"dtype": "float32", "max_model_len": 64, "device": "cpu", "skip_tokenizer_init": True}
 
@@ -33,7 +36,7 @@ def forced(monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     """Keys 3000 times as large as usual, which queries make up for: beyond what e4m3 holds."""
-    made = make_model("llama", tmp_path, num_hidden_layers=2)
+    made = make_model("llama", tmp_path, num_hidden_layers=2, **HEADS)
     weights = load_file(made / "model.safetensors")
     for layer in range(2):
         weights[KEYS.format(layer)] *= 3000

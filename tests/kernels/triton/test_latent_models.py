@@ -42,8 +42,8 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(name: str, folder: Path, **changes: Any) -> Path:
-    """A plain layer and, in families that have them, one of experts."""
-    layers = {"num_hidden_layers": 2}
+    """A plain layer and, in families that have them, one of experts; two heads."""
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     make_checkpoint({**RECIPES[name], **layers, **changes}, folder)
     return folder
 

@@ -22,9 +22,10 @@ from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, 
 from tests.engine.lora.test_experts import FAMILIES
 from tests.engine.lora.test_pooling import BESIDE, TARGETS, adapt
 from tests.engine.pooling.models import TEXTS, make
+from tests.kernels.triton.sizes import FEW_HEADS
 
 CPU = torch.device("cpu")
-PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
 RAW = PoolingParams(use_activation=False)
 
 
@@ -73,7 +74,7 @@ def test_tokens_of_adapted_experts_are_the_cpus(
     tmp_path: Path, request: pytest.FixtureRequest, family: str
 ) -> None:
     """Stacked experts with one of all tokens, and experts that run one by one."""
-    model = checkpoint(family, tmp_path / "model")
+    model = checkpoint(family, tmp_path / "model", **FEW_HEADS)
     adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES[family])
     expected = tokens(model, adapter)
     slots = request.getfixturevalue("by_slots")
@@ -85,11 +86,11 @@ def test_tokens_that_an_adapter_brings_are_the_cpus(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read, added to and chosen by kernels, in rows whose logits are wider than others'."""
-    model = checkpoint("llama", tmp_path / "model")
+    model = checkpoint("llama", tmp_path / "model", **FEW_HEADS)
     targets = ["q_proj", "embed_tokens", "lm_head"]
     adapter = make_adapter(model, tmp_path / "adapter", more_tokens=4, target_modules=targets)
     wanted = [([5, 384, 17, 387], "a"), ([5, 9, 17], None)]
-    expected = PeftOracle(model, {"a": adapter}, more_tokens=4).greedy_all(wanted, 4)
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=4).greedy_all(wanted, 3)
     request.getfixturevalue("by_slots")
 
     def adapted(logits: Any, hidden: torch.Tensor, heads: Any) -> Any:
