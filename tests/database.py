@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -29,26 +30,41 @@ def with_tables(data_dir: Path) -> Path:
     return data_dir
 
 
-def once_a_run(name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that whichever worker of this run asks first makes; it's there until that one ends.
+@contextmanager
+def once_a_run(code: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder to copy from inside the block; whichever worker of this run asks first makes it.
 
-    `make`: fills a folder that doesn't exist yet.
+    `code`: the file of what makes it, which is locked meanwhile. `make`: fills a folder that
+    doesn't exist yet.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    folder = Path(tempfile.gettempdir()) / f"quire-{name}-{run}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = Path(tempfile.gettempdir()) / f"quire-{Path(code).stem}-{run}"
+    with _locked(code):
         if not (folder / "made").exists():
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            atexit.register(_remove, code, folder)
             make(folder / "making")
             (folder / "making").rename(folder / "made")
-    return folder / "made"
+        yield folder / "made"
+
+
+def _remove(code: str, folder: Path) -> None:
+    """When its maker ends, and nobody copies from it; who asks then makes it anew."""
+    with _locked(code):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(code: str) -> Iterator[None]:
+    with open(code) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @cache
 def _tables() -> bytes:
-    return (once_a_run("tables", _migrate) / NAME).read_bytes()
+    with once_a_run(__file__, _migrate) as made:
+        return (made / NAME).read_bytes()
 
 
 def _migrate(folder: Path) -> None:

@@ -80,5 +80,9 @@ def test_without_data_nothing_fails_and_the_last_answer_stays(
 
 
 def test_make_lint_judges_by_what_was_kept() -> None:
-    rules = (FILE.parents[1] / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    makefile = (FILE.parents[1] / "Makefile").read_text()
+    rules = makefile.partition("\nlint-style:")[2].partition("\n\n")[0]
     assert "deploy/audit.py --kept" in rules
+    for target in ("lint", "test"):
+        needed = makefile.partition(f"\n{target}:")[2].partition("\n")[0]
+        assert "lint-style" in needed.split(), target

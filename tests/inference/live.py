@@ -116,7 +116,8 @@ def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
             "REDIS_URL": url,
         }
         environment.pop("DATABASE_URL", None)
-        shutil.copytree(once_a_run("live", partial(_make_rows, environment)), folder / "data")
+        with once_a_run(__file__, partial(_make_rows, environment)) as made:
+            shutil.copytree(made, folder / "data")
         keys = json.loads((folder / "data" / KEYS).read_text())
         model = write_tokenizer(folder / "model")
         yield Instance(folder, url, environment, keys["key"], keys["limited"], model)

