@@ -37,7 +37,7 @@ MAX_TOKENS = 1 << 20
 #: A text of more characters for each token that it may have is counted in pieces first: few such
 #: texts fit, and of ten megabytes at once the library makes a gigabyte.
 CHARS_A_TOKEN = 6
-_PIECE_CHARS = 1 << 18
+PIECE_CHARS = 1 << 17
 #: More tokens than a cut makes, of what it divides: words are shorter, in characters.
 _OF_A_CUT = 512
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
@@ -93,42 +93,44 @@ def encode(
     *,
     add_special_tokens: bool,
     offsets: bool = False,
-    most: int | None = None,
 ) -> tokenizers.Encoding:
-    """The tokens of a text.
+    """The tokens of a text, and what the library knows of them besides; all of it at once.
 
     Args:
         offsets: where each token stands in the text is needed too.
-        most: with how many tokens the text is of no use; None: `MAX_TOKENS`.
 
     Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
-        than `MAX_TOKENS`, and for a long text in whose beginning over `most` are found.
+        than `MAX_TOKENS`.
     """
-    check_beginning(backend, text, most)
-    found = _encode(backend, text, add_special_tokens, offsets)
+    _check_beginning(backend, text)
+    found = read(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
     if len(found) > MAX_TOKENS:
-        raise ContextLengthExceeded(
-            f"The text has {len(found)} tokens; {MAX_TOKENS} are the most.", param="prompt"
-        )
+        raise exactly(len(found))
     return found
 
 
-def check_beginning(backend: tokenizers.Tokenizer, text: str, most: int | None) -> None:
-    """Raise `ContextLengthExceeded` for a text whose beginning has over `most` tokens already.
+def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
+    """Raise `ContextLengthExceeded` for a text whose beginning has over `MAX_TOKENS` already.
 
     The rest isn't looked at. It's read in pieces, so that little of it is in memory at a time; a
     cut changes the tokens of what it divides alone.
     """
-    limit = MAX_TOKENS if most is None else most
-    size = CHARS_A_TOKEN * limit + _OF_A_CUT
+    size = CHARS_A_TOKEN * MAX_TOKENS + _OF_A_CUT
     if len(text) <= size:
         return
-    count, step = 0, min(size, _PIECE_CHARS)
+    count, step = 0, min(size, PIECE_CHARS)
     for start in range(0, len(text), step):
         piece = text[start : start + step]
-        count += len(_encode(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
-        if count > limit:
-            raise over(limit, of_context=most is not None)
+        count += len(read(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
+        if count > MAX_TOKENS:
+            raise over(MAX_TOKENS, of_context=False)
+
+
+def exactly(count: int) -> ContextLengthExceeded:
+    """The error for a text of more than `MAX_TOKENS` tokens, all of which were counted."""
+    return ContextLengthExceeded(
+        f"The text has {count} tokens; {MAX_TOKENS} are the most.", param="prompt"
+    )
 
 
 def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
@@ -139,9 +141,10 @@ def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
     )
 
 
-def _encode(
-    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, offsets: bool
+def read(
+    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool
 ) -> tokenizers.Encoding:
+    """The tokens of a text, however many. Raises `InvalidRequest` where it can't be read."""
     # The library holds Python's lock for all of `encode`: seconds for a megabyte, in which no
     # other thread runs. It lets go of it in a batch.
     batch = backend.encode_batch if offsets else backend.encode_batch_fast

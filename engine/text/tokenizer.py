@@ -15,6 +15,7 @@ import tokenizers
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.backend import encode, load_backend, plain_copy
+from engine.text.long_text import encode_ids, wrapped
 from engine.text.parts import Parts, encode_parts, shortened_text
 from engine.text.pieces import ByteRules, byte_rules
 from engine.text.tokenizer_settings import TokenizerSettings, read_settings
@@ -129,7 +130,7 @@ class Tokenizer:
             )
         text = without_surrogates(text)
         if parse_special:
-            return encode(self._backend, text, add_special_tokens=add_special_tokens, most=most).ids
+            return encode_ids(self._backend, text, add_special_tokens=add_special_tokens, most=most)
         ids = self.encode_plain(text, most=most)
         return self.wrapped(ids) if add_special_tokens else ids
 
@@ -159,7 +160,7 @@ class Tokenizer:
         `most`: as of `encode`, which says what it raises.
         """
         backend = self._plain_backend(inside)
-        ids: list[int] = encode(backend, text, add_special_tokens=False, most=most).ids
+        ids = encode_ids(backend, text, add_special_tokens=False, most=most)
         forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
         if forged is None:
             return ids
@@ -190,11 +191,7 @@ class Tokenizer:
 
     def wrapped(self, ids: list[int]) -> list[int]:
         """`ids` between the special tokens that the model expects around a text."""
-        probe = encode(self._backend, "a", add_special_tokens=True)
-        mask = probe.special_tokens_mask
-        first = mask.index(0) if 0 in mask else len(mask)
-        last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
-        return probe.ids[:first] + ids + probe.ids[last:]
+        return wrapped(self._backend, ids)
 
     # --- ids to text ---------------------------------------------------------------------------
 

@@ -323,23 +323,50 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
     served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     read: list[int] = []
-    whole = backend._encode
+    whole = backend.read
 
     def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
         read.append(len(text))
         return whole(of, text, *args, **kwargs)
 
-    monkeypatch.setattr(backend, "_encode", noting)
+    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
     text = "All work and no play makes a dull text. " * 4_000
     fields = {"prompt": text} if path == "/v1/completions" else chat_body(text)
     reply = await served.client.post(path, {"model": "fake", **fields})
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
     assert "more than 2048 tokens" in reply.error["message"]
     assert sum(read) < len(text) / 10
-    # Cut to its end it's of use: all of it is read.
+    # Cut to its end it's of use, and so are its tokens by themselves: all of it is read, in pieces.
     cut = await served.client.post(path, {"model": "fake", **fields, "truncate_prompt_tokens": 9})
     assert cut.status == 200
     assert cut.json()["usage"]["prompt_tokens"] == 9
+    told = await served.client.post("/tokenize", {"model": "fake", **fields})
+    monkeypatch.setattr(backend, "PIECE_CHARS", 1 << 20)
+    assert max(read) <= 8192
+    assert (
+        told.json() == (await served.client.post("/tokenize", {"model": "fake", **fields})).json()
+    )
+    assert told.json()["count"] > 2048
+
+
+async def test_fault_06_messages_of_megabytes_are_counted_in_pieces(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {**chat_body("All work and no play makes a dull text. " * 4_000), "max_tokens": 5}
+    expected = (await served.client.post("/v1/messages/count_tokens", body)).json()
+    read: list[int] = []
+    whole = backend.read
+
+    def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(len(text))
+        return whole(of, text, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "PIECE_CHARS", 8192)
+    assert (await served.client.post("/v1/messages/count_tokens", body)).json() == expected
+    assert expected["input_tokens"] > 2048
+    assert max(read) <= 8192
 
 
 async def test_fault_06_what_only_doesnt_fit_beside_the_prompt_is_cut(gateway: Gateway) -> None:

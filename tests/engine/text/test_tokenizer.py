@@ -214,14 +214,14 @@ def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, monkeypatch, kind):
     tokenizer, read = tokenizer_of(kind), []
-    whole = backend._encode
+    whole = backend.read
 
     def noting(of, text, *args, **kwargs):
         read.append(len(text))
         return whole(of, text, *args, **kwargs)
 
-    monkeypatch.setattr(backend, "_encode", noting)
-    monkeypatch.setattr(backend, "_PIECE_CHARS", 4096)
+    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
     text = "dull days " * 100_000
     for encode in (tokenizer.encode, tokenizer.encode_plain):
         with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
@@ -241,3 +241,45 @@ def test_what_may_fit_is_read_as_ever_however_long_its_tokens_are(tokenizer_of, 
         expected = tokenizer.encode(text)
         assert tokenizer.encode(text, most=len(expected)) == expected
         assert tokenizer.encode(text, most=len(expected) + 100) == expected
+
+
+#: Longer than a few pieces: words, signs without words, words and runs that are longer than a piece
+#: or have no place where two pieces could be told to agree, special tokens.
+LONG_TEXTS = {
+    "words": " ".join(TEXTS) * 40,
+    "one letter": "a" * 6001,
+    "spaces": " " * 3000 + "x" + " " * 3001,
+    "lines": "\n" * 4001,
+    "digits": "31415926535" * 400,
+    "script": "".join(chr(0x4E00 + 37 * k % 0x5200) for k in range(4000)),
+    "marks": "e" + "\u0301" * 4000,
+    "emoji": "\U0001f469\u200d\U0001f467" * 1000,
+    "long words": " ".join("abcdefg"[: 1 + k % 7] * (40 * k) for k in range(12)),
+    "special": "a <|im_end|>b </s>" * 200,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_a_text_has_the_same_tokens_piece_by_piece(tokenizer_of, monkeypatch, kind, text):
+    tokenizer = tokenizer_of(kind)
+    whole = [tokenizer.encode(text), tokenizer.encode(text, False)]
+    monkeypatch.setattr(backend, "PIECE_CHARS", 600)
+    assert [tokenizer.encode(text), tokenizer.encode(text, False)] == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_long_text_little_is_in_memory_at_a_time(tokenizer_of, monkeypatch, kind):
+    tokenizer, read, whole = tokenizer_of(kind), [], backend.read
+
+    def noting(of, text, *args, **kwargs):
+        read.append(len(text))
+        return whole(of, text, *args, **kwargs)
+
+    text = "dull days and work " * 1000
+    expected = [tokenizer.encode(text), tokenizer.encode_plain(text)]
+    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "PIECE_CHARS", 1024)
+    assert [tokenizer.encode(text), tokenizer.encode_plain(text)] == expected
+    assert max(read) <= 1024
+    assert sum(read) < 3 * len(text)
