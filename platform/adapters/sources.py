@@ -137,7 +137,7 @@ def asking(repository: str) -> AbstractContextManager[None]:
     return hub.asking(repository, AdapterInvalid, "repository")
 
 
-def _wanted(sizes: dict[str, int]) -> list[str]:
+def _wanted(sizes: Mapping[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
     own = files.own_files(sizes)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
