@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Collection
+from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -27,9 +30,15 @@ from engine.contract.adapters import (
 #: Formats that run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 ZIP = ".zip"
+GGUF = ".gguf"
+#: Of a file's name. File systems take 255, a path of the API 200 characters.
+MAX_NAME_BYTES = 200
 #: More than that is no adapter, but an attempt to fill a disk with names.
 MAX_MEMBERS = 1000
 CHUNK = 1 << 20
+#: Of an OSError that a damaged archive raises, not a disk: bz2 gives none, a place before the
+#: file's begin is an invalid argument.
+_DAMAGE = (None, errno.EINVAL)
 
 
 def check_names(names: Collection[str]) -> None:
@@ -38,10 +47,11 @@ def check_names(names: Collection[str]) -> None:
         check_name(name)
     if {CONFIG_FILE, WEIGHTS_FILE} <= set(names) <= set(ADAPTER_FILES):
         return
-    if len(names) == 1 and Path(next(iter(names))).suffix in (ZIP, ".gguf"):
+    alone = [name for name in names if suffix_of(name) in (ZIP, GGUF)]
+    if len(names) == 1 and alone:
         return
     missing = sorted({CONFIG_FILE, WEIGHTS_FILE} - set(names))
-    if missing and not any(Path(name).suffix in (ZIP, ".gguf") for name in names):
+    if missing and not alone:
         raise AdapterInvalid(f"The adapter has no file {missing[0]}.", param="files")
     raise AdapterInvalid(
         f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, perhaps with {NEW_TOKENS_FILE} and a "
@@ -52,27 +62,38 @@ def check_names(names: Collection[str]) -> None:
 
 def check_name(name: str) -> None:
     """Raise `AdapterInvalid` for a file that isn't an adapter's."""
-    suffix = Path(name).suffix.lower()
+    suffix = suffix_of(name)
     if suffix in PICKLES:
         raise AdapterInvalid(
             f"{name[:100]} is a pickle: reading it would run code. Save the adapter as safetensors "
             "(PEFT's `save_pretrained` does).",
             param="files",
         )
-    plain = name == PurePosixPath(name).name and "\\" not in name and "\0" not in name
-    if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, ".gguf")):
+    plain = name == PurePosixPath(name).name and "\\" not in name and name.isprintable()
+    if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, GGUF)):
         raise AdapterInvalid(
             f"{name[:100]!r} is no file of an adapter: those are {', '.join(ADAPTER_FILES)}, a "
             ".gguf file or a .zip of them.",
             param="files",
         )
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise AdapterInvalid(
+            f"{name[:100]!r} is the begin of a name of more than {MAX_NAME_BYTES} bytes: give the "
+            "file a shorter one.",
+            param="files",
+        )
+
+
+def suffix_of(name: str) -> str:
+    """A name's ending in small letters: some systems write `TONE.ZIP`."""
+    return Path(name).suffix.lower()
 
 
 def check_beside(name: str) -> None:
     """Raise `AdapterInvalid` for a file that can't be left out, nor read: a pickle, or new tokens
     in another format.
     """
-    if Path(name).suffix.lower() in PICKLES:
+    if suffix_of(name) in PICKLES:
         check_name(name)
     if name.startswith(NEW_TOKENS) and name != NEW_TOKENS_FILE:
         raise AdapterInvalid(
@@ -131,7 +152,11 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
                     room = copy_bounded(content, copy, room, limit)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError) as error:
         raise AdapterInvalid(f"The archive can't be read: {error}.", param="files") from error
-    except (EOFError, struct.error, UnicodeDecodeError) as error:
+    except (EOFError, struct.error, UnicodeDecodeError, zlib.error, LZMAError) as error:
+        raise AdapterInvalid("The archive is damaged.", param="files") from error
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
         raise AdapterInvalid("The archive is damaged.", param="files") from error
     check_contents(staged)
 

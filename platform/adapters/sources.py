@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,20 +29,39 @@ def check_path(text: str, *, anywhere: bool = False) -> Path:
     if not text.strip() or "\0" in text:
         raise InvalidRequest("path must be an adapter's folder.", param="path")
     allowed = [Path(folder).resolve() for folder in settings.QUIRE["ADAPTER_DIRS"]]
-    path = Path(text).expanduser()
-    found = path.resolve()
-    if not path.is_absolute():
-        inside = (folder / path for folder in allowed)
-        found = next((each.resolve() for each in inside if each.exists()), found)
+    with _telling(text):
+        found = _resolved(Path(text).expanduser(), allowed)
     if not anywhere and not any(found.is_relative_to(folder) for folder in allowed):
         raise InvalidRequest(
             f"{text[:200]} is in none of the folders that adapters may come from: "
             f"{', '.join(map(str, allowed))}. QUIRE_ADAPTER_DIRS names them.",
             param="path",
         )
-    if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):
+    with _telling(text):
+        there = found.is_dir() or (found.is_file() and found.suffix == ".gguf")
+    if not there:
         raise InvalidRequest(f"No adapter found for {text[:200]}.", param="path", code="not_found")
     return found
+
+
+def _resolved(path: Path, allowed: list[Path]) -> Path:
+    """Where it leads; a relative one in the first of the folders that has it. Raises OSError,
+    RuntimeError.
+    """
+    inside = [] if path.is_absolute() else [folder / path for folder in allowed]
+    return next((each for each in inside if each.exists()), path).resolve()
+
+
+@contextmanager
+def _telling(text: str) -> Iterator[None]:
+    """What a path may raise becomes `InvalidRequest`: links in a circle, a home that nobody has, a
+    name that is too long.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        told = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"{text[:200]} can't be read: {told}.", param="path") from error
 
 
 def check_repository(text: str) -> None:
@@ -118,7 +137,7 @@ def asking(repository: str) -> AbstractContextManager[None]:
     return hub.asking(repository, AdapterInvalid, "repository")
 
 
-def _wanted(sizes: dict[str, int]) -> list[str]:
+def _wanted(sizes: Mapping[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
     own = files.own_files(sizes)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:

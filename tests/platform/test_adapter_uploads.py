@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from adapters import access, actions, contents, store
+from adapters import access, actions, contents, files, store
 from adapters.errors import AdapterInvalid, AdapterTooLarge, WrongOffset
 from adapters.models import AdapterUpload, VersionState
 from catalog.models import ServedModel
@@ -145,6 +147,10 @@ def test_strangers_and_viewers(world: World, model: ServedModel) -> None:
         (CONFIG_FILE, "a\\adapter_model.safetensors"),
         ("a.zip", "b.zip"),
         ("a.tar.gz",),
+        ("a\nb.zip",),
+        ("\ud800.zip",),
+        ("x" * 252 + ".zip",),
+        ("é" * 126 + ".gguf",),
         (),
     ],
 )
@@ -154,6 +160,18 @@ def test_only_an_adapters_files_are_taken(
     with pytest.raises(AdapterInvalid) as caught:
         begun(world, model, dict.fromkeys(names, b"x"))
     assert caught.value.param == "files"
+    assert not AdapterUpload.objects.exists()
+
+
+def test_names_may_be_long_foreign_or_in_capitals(world: World, model: ServedModel) -> None:
+    for name in ("Tone.ZIP", "é" * 98 + ".zip", "x" * 196 + ".zip"):
+        upload = begun(world, model, {name: archive(adapter_bytes())}, name="tone")
+        assert actions.offsets(upload) == {name: 0}
+        send(world, upload, name, 0, archive(adapter_bytes()))
+        version = actions.finish_upload(actor=world.member, upload=upload)
+        actions.delete_version(actor=world.admin, version=version)
+    with pytest.raises(AdapterInvalid, match="no GGUF file"):
+        sent(world, model, {"TONE.GGUF": b"\x80\x04" + bytes(60)})
 
 
 @pytest.mark.parametrize("size", [0, -1, True, "7", None, 1.5])
@@ -273,3 +291,32 @@ def test_a_bomb_is_put_out(world: World, model: ServedModel, settings: Any) -> N
 def test_damaged_archives(world: World, model: ServedModel, content: bytes) -> None:
     with pytest.raises(InvalidRequest):
         sent(world, model, {"tone.zip": content})
+
+
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_bytes_damaged_on_the_way_are_the_archives_fault(
+    world: World, model: ServedModel, method: int
+) -> None:
+    """Whatever unpacks them has errors of its own, and the upload is given up."""
+    settings = 30 + len(CONFIG_FILE)
+    packed = bytearray(archive(adapter_bytes(), method))
+    for place in range(settings, settings + 30):
+        packed[place] ^= 0xFF
+    with pytest.raises(AdapterInvalid, match="archive") as caught:
+        sent(world, model, {"tone.zip": bytes(packed)})
+    assert caught.value.param == "files"
+    assert not AdapterUpload.objects.exists()
+
+
+def test_a_disk_that_is_full_is_no_damage(
+    world: World, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "copy_bounded", full)
+    with pytest.raises(ServiceUnavailable, match="No space left"):
+        sent(world, model, {"tone.zip": archive(adapter_bytes())})
+    assert AdapterUpload.objects.exists(), "it can be finished once there is room"

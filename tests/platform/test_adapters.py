@@ -304,6 +304,22 @@ def test_no_path_leads_out_of_them(world: World, tmp_path: Path, where: str) -> 
     assert caught.value.param == "path"
 
 
+@pytest.mark.parametrize("where", ["loop", "x" * 300, "~nobody-of-this-name/x", "far/loop/x"])
+def test_a_path_that_leads_nowhere_is_refused_by_its_field(
+    world: World, adapters_here: Path, where: str
+) -> None:
+    (adapters_here / "far").mkdir(parents=True)
+    for loop in (adapters_here / "loop", adapters_here / "far" / "loop"):
+        loop.symlink_to(loop)
+    model = served()
+    for path in (where, str(adapters_here / where)):
+        with pytest.raises(InvalidRequest) as caught:
+            actions.add_from_folder(
+                actor=world.operator, tenant=None, served_model=model, name="tone", path=path
+            )
+        assert caught.value.param == "path"
+
+
 def test_a_file_that_links_elsewhere_is_refused(world: World, tmp_path: Path) -> None:
     folder = adapter_folder(tmp_path / "allowed" / "tone")
     (folder / "adapter_config.json").rename(tmp_path / "config")

@@ -222,11 +222,11 @@ def _stage(upload: AdapterUpload, staged: Path) -> None:
     folder = _folder(upload)
     (first, *others) = upload.files
     limit = room.most_of_one()
-    if first.endswith(files.ZIP) and not others:
+    if files.suffix_of(first) == files.ZIP and not others:
         files.stage_zip(folder / first, staged, limit)
         return
-    gguf = first.endswith(".gguf")
+    gguf = files.suffix_of(first) == files.GGUF
     for file in upload.files if gguf else files.own_files(upload.files):
-        name = store.GGUF_FILE if file.endswith(".gguf") else file
+        name = store.GGUF_FILE if gguf else file
         os.link(folder / file, staged / name)
     contents.check_contents(staged)

@@ -16,7 +16,7 @@ const WANTED = [
   "chat_template.jinja",
   "chat_template.json",
 ];
-const ALONE = /\.(gguf|zip)$/;
+const ALONE = /\.(gguf|zip)$/i;
 
 export class UploadForm {
   #form;
