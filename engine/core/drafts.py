@@ -23,6 +23,8 @@ class CoreDrafts:
 
     def settle(self, plan: StepPlan, scheduled: list[Sequence], result: StepResult) -> None:
         """A step was run: what didn't hold is taken back, and counted."""
+        if self._drafter is not None:
+            self._drafter.note_following(result.following)
         if plan.drafts:
             self._rows.settle(plan, scheduled, result.token_ids)
             self._count(plan, result)

@@ -109,8 +109,6 @@ class CpuDevice(Device):
         model, batch = parts.loaded.model, parts.batch
         if not is_on("step") or not isinstance(model, NativeDecoder):
             return None
-        if parts.hidden is not None and parts.hidden.taps:
-            return None  # one call shows no state between its layers
         step = model.compile_step(tables_of(batch))
         if step is None:
             return None

@@ -44,6 +44,7 @@ class CudaDevice(Device):
     overlaps: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
+    gives_all_states: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = HEADS
     keeps_adapters: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = True

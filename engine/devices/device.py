@@ -109,6 +109,8 @@ class Device(ABC):
     keeps_adapters: ClassVar[bool] = True
     #: Whether drafts may come from a model.
     runs_draft_models: ClassVar[bool] = False
+    #: Whether a pass computes the states of all tokens, whichever are asked for.
+    gives_all_states: ClassVar[bool] = False
     #: Methods of `speculative_config` whose heads it runs.
     heads: ClassVar[tuple[str, ...]] = ()
     #: Whether its runner gives `RunnerParts.custom` to its sampler.

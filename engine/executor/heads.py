@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -92,7 +93,10 @@ class HeadExecutor:
         #: Row -> the parameters of its sequence, and what drafts follow of them.
         self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         whole = isinstance(self._heads, LayerHeads)
-        self.facts = HeadFacts(self._heads.most, wanted.max_model_len, reads_tokens=whole)
+        # Without heads the last layer may compute a prompt's last token alone.
+        more = whole and not device.gives_all_states
+        part = 1.0 / target.spec.num_layers if more else 0.0
+        self.facts = HeadFacts(self._heads.most, wanted.max_model_len, whole, part)
 
     def _load(self) -> Heads | LayerHeads:
         target, method = self._target, self._wanted.method
@@ -183,9 +187,13 @@ class HeadExecutor:
             raise RuntimeError("There is no batch to draw for.")
         found = [hidden.row_of(seq_id) for seq_id in plan.seq_ids]
         result = HeadResult([[] for _ in found])
+        result.lost = [seq_id for seq_id in plan.seq_ids if not hidden.follows(seq_id)]
         places = [at for at, row in enumerate(found) if row is not None]
         rows = [row for row in found if row is not None]
         if rows:
+            started = time.perf_counter()
+            hidden.catch_up()
+            result.reading = time.perf_counter() - started
             newest = batch.tokens[rows, batch.num_tokens[rows] - 1]
             tokens = known_tokens(newest, self._target.spec.vocab_size).tolist()
             states = [self._state(batch, row) for row in rows]

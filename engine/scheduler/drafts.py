@@ -15,6 +15,9 @@ from engine.scheduler.step_builder import StepBuilder
 class DraftSource(Protocol):
     """What the scheduler asks; `engine.speculative` answers."""
 
+    def unfollowed(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
+        """The sequences of a step that heads needn't follow from here on; it has no drafts yet."""
+
     def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
         """Drafts by sequence id, at most `room` in all, for sequences that decode in a step beside
         so many tokens of prompts.
@@ -42,9 +45,12 @@ class DraftRows:
 
     def add(self, builder: StepBuilder) -> None:
         """Give rows that decode drafts, from what is left of budget and pool."""
-        if self.source is None or builder.budget <= 0:
-            return
         plan = builder.plan
+        if self.source is None:
+            return
+        plan.unfollowed = self.source.unfollowed(plan, builder.scheduled)
+        if builder.budget <= 0:
+            return
         decoding = [
             sequence
             for sequence, count in zip(builder.scheduled, plan.num_scheduled, strict=True)

@@ -107,6 +107,8 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
     #: Sequences of a draft model whose drafts were checked. After `removed`.
     rewound: list[Rewound] = msgspec.field(default_factory=list)
+    #: Sequences of the step of which nobody will want drafts any more: heads needn't follow them.
+    unfollowed: list[int] = msgspec.field(default_factory=list)
     #: A `GrammarOutput` of this step follows, made while the model runs; sampling waits for it.
     awaits_masks: bool = False
 
@@ -177,6 +179,8 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     candidates: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict)
     #: seq_id -> why this sequence alone failed (NaN logits, say).
     errors: dict[int, str] = msgspec.field(default_factory=dict)
+    #: Seconds that went into following the step for heads, which nobody has asked for drafts yet.
+    following: float = 0.0
 
     @classmethod
     def empty(cls, num_rows: int) -> StepResult:

@@ -134,8 +134,8 @@ class Scheduler:
         if not self._deal_alone(builder):
             self._admitter.deal_prompts(builder, self._schedule_decodes(builder))
         self.prompt_load = builder.prefill.load
-        self.drafts.add(builder)
         builder.plan.removed = self._runs.take_removed()
+        self.drafts.add(builder)
         builder.plan.appended, self._appended = self._appended, []
         return builder.plan, builder.scheduled
 

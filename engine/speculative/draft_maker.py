@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.scheduler import Sequence
+from engine.speculative.following import Following
 from engine.speculative.step_costs import StepCosts
 
 
@@ -16,9 +17,11 @@ class DraftMaker(Protocol):
         seconds: that the last round took; the drafter sets it back.
         reading: of those, what went into tokens that it was behind by.
         works: whether there may be drafts.
+        following: the sequences that it must read along; None: it can read each when it's to draw.
     """
 
     costs: StepCosts
+    following: Following | None
     seconds: float
     reading: float
 

@@ -11,6 +11,7 @@ from engine.kv_cache import Tables, make_coordinator
 from engine.scheduler import NewSequence, Rewound, Sequence, StepPlan, StepResult
 from engine.speculative.draft_facts import DraftFacts
 from engine.speculative.draft_sampling import draft_sampling
+from engine.speculative.following import Following
 from engine.speculative.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class DraftModel:
 
     Attributes:
         costs: of its steps, by rows.
-        seconds, reading: see `DraftMaker`.
+        seconds, reading, following: see `DraftMaker`.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class DraftModel:
         self._failures = 0
         self.costs = StepCosts(draws=True)
         self.seconds = self.reading = 0.0
+        self.following: Following | None = None
         #: Of a token that is read, at the pace that the machine had at first.
         self._token_seconds = 0.0
 

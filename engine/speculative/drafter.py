@@ -13,6 +13,7 @@ from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, StepPlan
 from engine.speculative.chances import Chances, UsualChances
 from engine.speculative.draft_maker import DraftMaker
+from engine.speculative.following import Following
 from engine.speculative.planner import Offer, Planner, Step
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.purses import Purses
@@ -93,8 +94,38 @@ class Drafter:
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
         self.timing = False
+        #: Seconds that it took to follow the last step.
+        self._following_took = 0.0
         self.costs = StepCosts(pace=None if model is None else model.costs.pace)
         self._planner = self._new_planner()
+
+    @property
+    def _following(self) -> Following | None:
+        return None if self.model is None else self.model.following
+
+    def unfollowed(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
+        """See `DraftSource`."""
+        following = self._following
+        if following is None or not (plan.new or following):
+            return []
+        if self.timing:
+            return following.choose(plan, scheduled, self._may_draft, None, 0.0)
+        self._purses.fill_beside(self._usual.step, _tenants(scheduled))
+        price = self._price(len(scheduled))
+        return following.choose(plan, scheduled, self._may_draft, self._purses, price)
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Whether a model may ever draw for a sequence that begins."""
+        model = self.model
+        return model is not None and model.works and self._most_drawn(sequence, model) > 0
+
+    def _price(self, width: int) -> float:
+        """Tokens that a second stands for while so many rows decode."""
+        return width / self.costs.seconds(width)
+
+    def note_following(self, seconds: float) -> None:
+        """It took so long to follow the step that was run last."""
+        self._following_took = seconds
 
     def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
         """Drafts by sequence id.
@@ -107,6 +138,9 @@ class Drafter:
         self._usual.step += 1
         if not decoding or self._rests(decoding):
             return {}
+        if not any(map(self._knows, decoding)):
+            self._purses.fill(self._usual.step, _tenants(decoding))
+            return self._rest(decoding, _LONG_REST)
         started = self.clock()
         self._take_checked()
         self._forget_those_that_left()
@@ -135,7 +169,11 @@ class Drafter:
         """
         if self._is_timed:
             return self._drawn(rows, step)
-        hopeful = [row for row in rows if due or row.chances.best_odds() > needed]
+        hopeful = [
+            row
+            for row in rows
+            if (due or row.chances.best_odds() > needed) and self._knows(row.sequence)
+        ]
         if self.model is not None:
             drafts = self._drawn(hopeful, step) if hopeful else {}
             if not (hopeful and self._planner.pays):
@@ -155,6 +193,11 @@ class Drafter:
     def _is_due(self, seconds: float, step: Step) -> bool:
         """Whether so long since the last look one may take so many seconds."""
         return seconds <= _LOOKS * self._unseen * self.costs.seconds(step.width)
+
+    def _knows(self, sequence: Sequence) -> bool:
+        """Whether a sequence may have drafts: whoever draws them may have to follow it."""
+        following = self._following
+        return following is None or sequence.seq_id in following
 
     def _rests(self, decoding: list[Sequence]) -> bool:
         """Whether no draft of this batch paid a few steps ago."""
@@ -288,6 +331,11 @@ class Drafter:
             seconds -= self.model.seconds
             self.model.seconds = self.model.reading = 0.0
         seconds, self._looked = seconds - self._looked, 0.0
+        following, self._following_took = self._following_took, 0.0
+        if self._following is not None and not self.timing:
+            price = self._price(len(plan.seq_ids)) if plan.seq_ids else 0.0
+            self._following.charge(plan, seconds - following, following, self._purses, price)
+        seconds -= following
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
 
@@ -362,6 +410,11 @@ class Drafter:
                 self._watch.drop(seq_id)
                 if (source := self.model or self._proposer) is not None:
                     source.forget(row.sequence)
+
+
+def _tenants(sequences: list[Sequence]) -> dict[str, int]:
+    """How many are whose."""
+    return Counter([each.request.message.tenant for each in sequences])
 
 
 def takes_drafts(sequence: Sequence) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from engine.scheduler import Sequence
+from engine.speculative.following import Following
 from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.speculative.step_costs import StepCosts
 
@@ -26,6 +27,7 @@ class HeadDrafts:
         self._failures = 0
         self.costs = StepCosts(draws=True)
         self.seconds = self.reading = 0.0
+        self.following = Following(facts.part) if facts.reads_tokens else None
 
     @property
     def works(self) -> bool:
@@ -39,16 +41,19 @@ class HeadDrafts:
         started = time.perf_counter()
         plan = HeadPlan([each.seq_id for each, _ in wanted], [count for _, count in wanted])
         try:
-            drafts = self._run(plan).drafts
+            result = self._run(plan)
         except Exception:  # whatever it is, the model goes on without drafts
             self._failures += 1
             log.exception("The heads failed; %d in a row", self._failures)
             return {}
         finally:
             self.seconds = time.perf_counter() - started
-        self._failures = 0
+        self._failures, self.reading, drafts = 0, result.reading, result.drafts
+        if self.following is not None:
+            for seq_id in result.lost:
+                self.following.leave(seq_id)
         if depth := max(map(len, drafts)):
-            self.costs.note(len(wanted), self.seconds / depth)
+            self.costs.note(len(wanted), (self.seconds - self.reading) / depth)
         return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
 
     def takes(self, sequence: Sequence) -> bool:
@@ -67,7 +72,9 @@ class HeadDrafts:
         return 0.0
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is held."""
+        """See `DraftMaker`."""
+        if self.following is not None:
+            self.following.leave(sequence.seq_id)
 
     def reset(self, *, worker_too: bool = False) -> None:
         """Nothing is held."""

@@ -12,12 +12,14 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
 #: from better times.
-_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 4.0
+_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 2.0
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
 #: each token so much is forgiven.
 _LENT, _FORGIVEN = 0.5, 0.004
+#: Tokens a row that may be owed before a head reads none of them along any more.
+_FOLLOWED = 1.0
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class _Purse:
     rows: of the tenant, in this step.
     step: the step that it was filled for last.
     owed: tokens that it took to read sequences, and that drafts haven't brought yet.
+    longest: what a head's longest one of these takes.
     """
 
     balance: float
@@ -35,6 +38,7 @@ class _Purse:
     rows: int
     step: int
     owed: float = 0.0
+    longest: float = 0.0
 
 
 class Purses:
@@ -66,12 +70,25 @@ class Purses:
             purse.balance = max(purse.balance, -_DEEPEST * count) + more
             purse.looks = min(max(purse.looks, -_DEEPEST * count) + more, _LOOKS * count)
             forgiven = _FORGIVEN * count * (step - purse.step)
-            purse.owed = min(max(0.0, purse.owed - forgiven), _DEEPEST_READ * count)
+            deepest = max(_DEEPEST_READ * count, purse.longest)
+            purse.owed = min(max(0.0, purse.owed - forgiven), deepest)
+            if not purse.owed:
+                purse.longest = 0.0
             repaid = min(purse.owed, max(0.0, purse.balance))
             purse.owed -= repaid
             purse.balance = min(purse.balance - repaid, _MOST * count)
             purse.rows, purse.step = count, step
             self._purses.move_to_end(tenant)
+
+    def fill_beside(self, step: int, rows: dict[str, int]) -> None:
+        """`fill` where some of the rows may be in other steps: a tenant has as many as before, or
+        more.
+        """
+        known = self._purses
+        self.fill(
+            step,
+            {each: max(n, known[each].rows if each in known else 0) for each, n in rows.items()},
+        )
 
     def left(self, tenant: str) -> float:
         """Tokens that its drafts may cost in this step."""
@@ -102,6 +119,28 @@ class Purses:
         """
         purse = self._purses[tenant]
         return self.brought(tenant) + _LENT * purse.rows - purse.owed
+
+    def may_follow(self, tenant: str, tokens: float, owing: float) -> bool:
+        """Whether a head may read one more of its sequences along, which takes so many tokens;
+        `owing` are owed for others of this step.
+        """
+        if self.left_to_read(tenant) < owing:
+            return False
+        purse = self._purses[tenant]
+        purse.longest = max(purse.longest, tokens)
+        return True
+
+    def may_go_on(self, tenant: str) -> bool:
+        """Whether a head may go on reading its sequences along."""
+        purse = self._purses[tenant]
+        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.rows
+
+    def note_prompt(self, tenant: str, tokens: float) -> None:
+        """Prompts of its took the time of so many tokens: as with tokens, a part is forgiven of
+        what it owes for reading.
+        """
+        if (purse := self._purses.get(tenant)) is not None:
+            purse.owed = max(0.0, purse.owed - _FORGIVEN * tokens)
 
     def pay_reading(self, tenant: str, tokens: float) -> None:
         """Its sequences were read: from what drafts brought, the rest is owed."""

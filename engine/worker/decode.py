@@ -38,6 +38,10 @@ class DecodeSteps:
     Tokens are chosen in the call wherever they can be; the logits of the other rows come out of it,
     for the sampler. What a step must look at is found out when other sequences come together, and
     kept for as long as the same ones decode.
+
+    Attributes:
+        keeps: whether the step's hidden states are to be kept; where anybody keeps any, that's told
+            before each one.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class DecodeSteps:
         self._step = step
         self._batch = batch
         self._masks = masks
-        self._hidden = hidden
+        self._hidden, self.keeps = hidden, False
+        self._taps = () if hidden is None else hidden[0].taps
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._most = MOST_LOGITS // vocab_size
@@ -76,6 +81,9 @@ class DecodeSteps:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
+        if self.keeps and self._taps:  # one call shows no state between its layers
+            self._seq_ids, self._run = [], None
+            return None
         rewound = plan.rewound and self._sampled
         fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
         if fresh or plan.awaits_masks != self._masked:
@@ -138,7 +146,9 @@ class DecodeSteps:
 
     def _room(self, tokens: int) -> torch.Tensor | None:
         """Where the hidden states of so many tokens go, if anybody asks for them."""
-        return None if self._hidden is None else torch.empty((tokens, self._hidden[1]))
+        if self._hidden is None or not self.keeps:
+            return None
+        return torch.empty((tokens, self._hidden[1]))
 
     def _keep(
         self, plan: StepPlan, drafts: list[int], hidden: torch.Tensor | None, result: StepResult

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,8 @@ from engine.worker.batch import RunningBatch, StepInputs
 
 log = logging.getLogger(__name__)
 
-#: Tokens whose keys and values are computed at once, where no draft is wanted before.
+#: Tokens of all rows whose states are kept, where no draft is wanted before. Then they are read in
+#: one go: for so many that costs little more than for one.
 _MOST_PENDING = 256
 
 
@@ -27,6 +30,22 @@ def known_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.where(token_ids < vocab_size, token_ids, 0).astype(np.int64)
 
 
+class Pending(NamedTuple):
+    """Tokens of a step that the heads are still to read.
+
+    Attributes:
+        hidden: [n, any], what the model gave.
+        before: [n], where each one's state before it is, see `HeadMemory._before`.
+        tokens, positions, slots: [n].
+    """
+
+    hidden: Tensor
+    before: np.ndarray
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+
+
 class HeadMemory:
     """Keys and values of the heads' layer, in the same blocks as the model's.
 
@@ -35,6 +54,10 @@ class HeadMemory:
     and values do: shared, cached, evicted and computed anew, it is right whenever those are. Two
     things are kept beside: each row's newest state, and that of the last token of each block, from
     which a sequence goes on whose prompt was found in the cache. A sequence's place 0 has no entry.
+
+    A sequence is followed from its first step on or not at all, and no longer once that is told: a
+    step in which none is takes nothing. So it's known of each block whether its entries are there,
+    and whoever begins behind one that lacks them isn't followed.
 
     A round of drafts has places of its own behind the pool's blocks: a draft's keys and values are
     in no block, so none are left there that don't hold.
@@ -70,16 +93,76 @@ class HeadMemory:
         self._states = torch.zeros((rows, heads.width), dtype=kept, device=device)
         #: Row -> (sequence, tokens up to its state).
         self._of: dict[int, tuple[int, int]] = {}
-        #: (tokens, the states before them, positions, slots), in the steps' order.
-        self._pending: list[tuple[np.ndarray, Tensor, np.ndarray, np.ndarray]] = []
+        self._group = group
+        #: Of each block: whether it has, or gets with what is put off, all of its entries.
+        self._known = np.zeros(num_blocks, dtype=bool)
+        #: Of the step: the rows that are followed.
+        self._followed: set[int] = set()
+        #: What steps left, in their order, and so many tokens.
+        self._pending: list[Pending] = []
         self._num_pending = 0
+        #: Where among these the newest state of a row is, and that of a block's last token.
+        self._state_at: dict[int, int] = {}
+        self._end_at: dict[int, int] = {}
         self._failed = False
 
     # -- what steps computed ------------------------------------------------------------------
 
+    def begin(self, plan: StepPlan) -> bool:
+        """See `HiddenKeeper`."""
+        if self._failed:
+            return False
+        try:
+            return self._begin(plan)
+        except Exception:  # as in `_take`
+            self._failed = True
+            log.exception("The heads can't follow the model any more; no drafts until a restart")
+            return False
+
+    def _begin(self, plan: StepPlan) -> bool:
+        """Find out which rows are followed."""
+        self._forget(plan)
+        unfollowed = set(plan.unfollowed)
+        new = {each.seq_id for each in plan.new if each.seq_id not in unfollowed}
+        self._followed = set()
+        if not (new or self._of):
+            return False
+        batch, size = self._batch, self.block_size
+        rows = [batch.row_of[seq_id] for seq_id in plan.seq_ids]
+        starts = batch.num_computed[rows].tolist()
+        for row, seq_id, start, count in zip(
+            rows, plan.seq_ids, starts, plan.num_scheduled, strict=True
+        ):
+            begins = seq_id in new and self._may_begin(row, start)
+            if begins or self._of.get(row) == (seq_id, start):
+                self._followed.add(row)
+                if count > 1 and seq_id not in plan.drafts:  # others may begin behind these
+                    self._known[self._tables[row, start // size : (start + count) // size]] = True
+        return bool(self._followed)
+
+    def _forget(self, plan: StepPlan) -> None:
+        """What is followed no longer; blocks that are written from here on."""
+        if plan.removed:
+            removed = set(plan.removed)
+            self._of = {row: known for row, known in self._of.items() if known[0] not in removed}
+        for seq_id in plan.unfollowed:
+            self._of.pop(self._batch.row_of.get(seq_id, -1), None)
+        for each in plan.new:
+            self._of.pop(self._batch.row_of[each.seq_id], None)
+            cached = each.num_computed_tokens // self.block_size
+            self._known[each.block_ids[self._group][cached:]] = False
+        for _, blocks in plan.new_blocks:
+            self._known[blocks[self._group]] = False
+
+    def _may_begin(self, row: int, start: int) -> bool:
+        """Whether all is known of the `start` tokens before a row's first one."""
+        whole, rest = divmod(start, self.block_size)
+        return not rest and bool(self._known[self._tables[row, :whole]].all())
+
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """See `HiddenKeeper`."""
-        self._take(plan, *inputs.places, hidden)
+        owner, positions = inputs.places
+        self._take(plan, owner, positions, hidden, result)
 
     def keep_rows(
         self,
@@ -101,18 +184,25 @@ class HeadMemory:
         owner = np.repeat(rows, counts)
         first = np.repeat(self._batch.num_computed[rows] - np.array(held), counts)
         offset = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._take(plan, owner, first + offset, hidden)
+        self._take(plan, owner, first + offset, hidden, result)
 
     def _take(
-        self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
+        self,
+        plan: StepPlan,
+        owner: np.ndarray,
+        positions: np.ndarray,
+        hidden: Tensor,
+        result: StepResult,
     ) -> None:
         """States of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's behind
         each other; those of drafts that didn't hold lie beyond what is computed.
         """
         if self._failed:
             return
+        started = time.perf_counter()
         try:
             self._follow(plan, owner, positions, hidden)
+            result.following = time.perf_counter() - started
         except Exception:  # whatever it is, the model goes on without drafts
             self._failed = True
             log.exception("The heads can't follow the model any more; no drafts until a restart")
@@ -120,80 +210,77 @@ class HeadMemory:
     def _follow(
         self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
     ) -> None:
+        """Note what came, as little as can be: all else waits for `catch_up`."""
         batch, size = self._batch, self.block_size
-        held = np.flatnonzero(positions < batch.num_computed[owner])
-        if not len(held):
+        kept = positions < batch.num_computed[owner]
+        if len(self._followed) < len(plan.seq_ids):
+            kept &= np.isin(owner, list(self._followed))
+        if not kept.all():
+            held = np.flatnonzero(kept)
+            owner, positions, hidden = owner[held], positions[held], hidden[self.there(held)]
+        count, first = len(owner), self._num_pending
+        if not count:
             return
-        owner, positions = owner[held], positions[held]
-        states = self.heads.states(hidden)[self.there(held)]
         blocks = self._tables[owner, positions // size].astype(np.int64)
+        before = np.arange(first, first + count)  # one behind its own place: the token before
         # First: a sequence may begin behind a block that another one computes in the same step.
         full = np.flatnonzero((positions + 1) % size == 0)
-        if len(full):
-            self._ends[self.there(blocks[full])] = states[self.there(full)]
-        starts = np.flatnonzero(np.diff(owner, prepend=-1))
-        lasts = np.append(starts[1:], len(owner)) - 1
+        for at, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
+            self._end_at[block] = first + at
+            self._known[block] = True
+        starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
         seq_of = {batch.row_of[seq_id]: seq_id for seq_id in plan.seq_ids}
-        before = states.roll(1, 0)
-        self._put_befores(before, starts, owner, positions, seq_of)
-        self._states[self.there(owner[lasts])] = states[self.there(lasts)]
-        for at in lasts.tolist():
+        for at, end in zip(starts, [*starts[1:], count], strict=True):
             row = int(owner[at])
-            self._of[row] = seq_of[row], int(positions[at]) + 1
-        self._put_off(owner, positions, blocks * size + positions % size, before)
+            before[at] = self._before(row, seq_of[row], int(positions[at]))
+            self._state_at[row] = first + end - 1
+            self._of[row] = seq_of[row], int(positions[end - 1]) + 1
+        tokens, slots = batch.tokens[owner, positions], blocks * size + positions % size
+        self._pending.append(Pending(hidden, before, tokens, positions, slots))
+        self._num_pending += count
+        if self._num_pending >= _MOST_PENDING:
+            self.catch_up()
 
-    def _put_befores(
-        self,
-        before: Tensor,
-        starts: np.ndarray,
-        owner: np.ndarray,
-        positions: np.ndarray,
-        seq_of: dict[int, int],
-    ) -> None:
-        """Write to `before` the states of the tokens before the rows' first ones of a step, which
-        are at `starts`: a row goes on where it was, or behind a block; place 0 has none before it.
+    def _before(self, row: int, seq_id: int, position: int) -> int:
+        """Where the state before a row's first token of a step is: a row goes on where it was, or
+        behind a block; place 0 has none before it. From 1 on: of those that wait; below 0: rows'
+        states, and behind these blocks'.
         """
-        first: list[int] = []
-        going_on: list[tuple[int, int]] = []
-        behind: list[tuple[int, int]] = []
-        for at in starts.tolist():
-            row, position = int(owner[at]), int(positions[at])
-            if position == 0:
-                first.append(at)
-            elif self._of.get(row) == (seq_of[row], position):
-                going_on.append((at, row))
-            elif position % self.block_size == 0:
-                behind.append((at, int(self._tables[row, position // self.block_size - 1])))
-            else:
-                raise RuntimeError(f"The heads know no state before position {position}.")
-        if first:
-            before[self.there(np.array(first))] = 0.0
-        for places, known in ((going_on, self._states), (behind, self._ends)):
-            if places:
-                to, which = (self.there(np.array(part)) for part in zip(*places, strict=True))
-                before[to] = known[which]
+        if position == 0:
+            return 0
+        if self._of.get(row) == (seq_id, position):
+            at = self._state_at.get(row)
+            return -1 - row if at is None else 1 + at
+        block = int(self._tables[row, position // self.block_size - 1])
+        at = self._end_at.get(block)
+        return -1 - len(self._states) - block if at is None else 1 + at
 
     def there(self, array: np.ndarray) -> Tensor:
         """A vector of the host on the heads' device."""
         return to_device(torch.from_numpy(array), self._device)
 
-    def _put_off(
-        self, owner: np.ndarray, positions: np.ndarray, slots: np.ndarray, before: Tensor
-    ) -> None:
-        """Compute keys and values of these tokens later, with others."""
-        tokens = known_tokens(self._batch.tokens[owner, positions], self._vocab_size)
-        self._pending.append((tokens, before, positions, slots))
-        self._num_pending += len(tokens)
-        if self._num_pending >= _MOST_PENDING:
-            self.catch_up()
-
     def catch_up(self) -> None:
-        """Compute the keys and values of all tokens whose states have come."""
-        if not self._pending:
-            return
+        """See `HiddenKeeper`: compute keys and values of all tokens whose states have come."""
+        if self._pending and not self._failed:
+            try:
+                self._read()
+            except Exception:
+                self._failed = True  # what waited is lost
+                raise
+
+    def _read(self) -> None:
         parts, self._pending, self._num_pending = self._pending, [], 0
+        hidden = parts[0].hidden if len(parts) == 1 else torch.cat([part.hidden for part in parts])
+        states = self.heads.states(hidden)
+        before = self._states_before(states, np.concatenate([part.before for part in parts]))
+        for kept, places in ((self._states, self._state_at), (self._ends, self._end_at)):
+            if places:
+                to, which = (np.array(list(each)) for each in (places.keys(), places.values()))
+                kept[self.there(to)] = states[self.there(which)]
+                places.clear()
         tokens, positions, slots = (
-            np.concatenate([part[at] for part in parts]) for at in (0, 2, 3)
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("tokens", "positions", "slots")
         )
         # A block may have changed hands meanwhile: of each place what came last.
         _, from_end = np.unique(slots[::-1], return_index=True)
@@ -201,10 +288,24 @@ class HeadMemory:
         newest = newest[positions[newest] > 0]
         if not len(newest):
             return
-        before = torch.cat([part[1] for part in parts])[self.there(newest)]
-        x, _ = self.heads.mixed(self.there(tokens[newest]), before)
-        places = self.there(positions[newest] - 1), self.there(slots[newest])
-        self.heads.layer.write(x, *places)
+        known = known_tokens(tokens[newest], self._vocab_size)
+        x, _ = self.heads.mixed(self.there(known), before[self.there(newest)])
+        places_of = self.there(positions[newest] - 1), self.there(slots[newest])
+        self.heads.layer.write(x, *places_of)
+
+    def _states_before(self, states: Tensor, before: np.ndarray) -> Tensor:
+        """[n, width]: of each token that waits the one before it, as `_before` names it."""
+        found, rows = states[self.there(np.maximum(before - 1, 0))], len(self._states)
+        of_rows = np.flatnonzero((before < 0) & (before >= -rows))
+        of_blocks = np.flatnonzero(before < -rows)
+        if len(of_rows):
+            found[self.there(of_rows)] = self._states[self.there(-1 - before[of_rows])]
+        if len(of_blocks):
+            found[self.there(of_blocks)] = self._ends[self.there(-1 - rows - before[of_blocks])]
+        nothing = np.flatnonzero(before == 0)
+        if len(nothing):
+            found[self.there(nothing)] = 0.0
+        return found
 
     # -- drafts -------------------------------------------------------------------------------
 
@@ -216,6 +317,11 @@ class HeadMemory:
         if self._of.get(row) != (seq_id, int(self._batch.num_tokens[row]) - 1):
             return None
         return row
+
+    def follows(self, seq_id: int) -> bool:
+        """See `HiddenKeeper`."""
+        row = self._batch.row_of.get(seq_id, -1)
+        return not self._failed and self._of.get(row, (-1, 0))[0] == seq_id
 
     def rounds(self, rows: list[int]) -> LayerRounds:
         """See `HiddenKeeper`."""

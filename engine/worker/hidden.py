@@ -27,6 +27,11 @@ class HiddenKeeper(Protocol):
     @property
     def taps(self) -> tuple[int, ...]: ...
 
+    def begin(self, plan: StepPlan) -> bool:
+        """Whether a step has anything that is to be kept; the batch has taken over what changed for
+        it, and has computed nothing of it.
+        """
+
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """A step was sampled and taken over. `hidden`: in the order of the logits, or with `whole`
         of the step's tokens.
@@ -47,8 +52,14 @@ class HiddenKeeper(Protocol):
     def row_of(self, seq_id: int) -> int | None:
         """The row of a sequence whose newest token was drawn from what is kept."""
 
+    def follows(self, seq_id: int) -> bool:
+        """Whether what a sequence's next tokens are drawn from will be kept."""
+
+    def catch_up(self) -> None:
+        """Have the heads read what they put off."""
+
     def rounds(self, rows: list[int]) -> Rounds:
-        """Let the heads go on from these rows."""
+        """Let the heads go on from these rows, once they have caught up."""
 
     def rehearse(self, count: int) -> None:
         """Compute what so many tokens ask of the heads, and a round of as many rows where there can
@@ -73,6 +84,10 @@ class HiddenStates:
         self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
         #: Row -> (sequence, its tokens).
         self._of: dict[int, tuple[int, int]] = {}
+
+    def begin(self, plan: StepPlan) -> bool:
+        """See `HiddenKeeper`."""
+        return True
 
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """See `HiddenKeeper`."""
@@ -120,6 +135,13 @@ class HiddenStates:
         if row is None or self._of.get(row) != (seq_id, int(self._batch.num_tokens[row])):
             return None
         return row
+
+    def follows(self, seq_id: int) -> bool:
+        """See `HiddenKeeper`: each step's states are enough."""
+        return True
+
+    def catch_up(self) -> None:
+        """See `HiddenKeeper`: nothing is put off."""
 
     def rounds(self, rows: list[int]) -> Rounds:
         """See `HiddenKeeper`."""

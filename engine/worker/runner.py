@@ -29,6 +29,9 @@ from engine.worker.step_logits import StepLogits, VocabularySampler
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
+    #: Whether a pass gives the states of all tokens anyway.
+    _gives_all = False
+
     def __init__(
         self,
         model: EngineModel,
@@ -49,7 +52,7 @@ class ModelRunner:
         self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
         self._decodes = decodes
         self._masks = masks or GrammarInbox()
-        self._hidden = hidden
+        self._hidden, self._keeps = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.taps)
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
@@ -60,7 +63,8 @@ class ModelRunner:
         """Run one step: inputs, forward, logits, sampling."""
         if self._decodes is None:
             return self.run(plan, self.prepare(plan))
-        self.batch.apply(plan)
+        self._begin(plan)
+        self._decodes.keeps = self._keeps
         result = self._decodes.run(plan)
         return self.run(plan, self._inputs(plan)) if result is None else result
 
@@ -70,8 +74,14 @@ class ModelRunner:
         The batch takes over the plan's changes here, so a step that fails later can be taken back
         by removing its sequences.
         """
-        self.batch.apply(plan)
+        self._begin(plan)
         return self._inputs(plan)
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Take over the plan's changes, and find out whether its states are to be kept."""
+        self.batch.apply(plan)
+        if self._hidden is not None:
+            self._keeps = self._hidden.begin(plan)
 
     def _inputs(self, plan: StepPlan) -> StepInputs | None:
         """As `prepare`, once the batch has the plan's changes."""
@@ -96,14 +106,16 @@ class ModelRunner:
             if inputs.states:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
-        if self._hidden is not None:
+        if self._hidden is not None and self._keeps:
+            if self._gives_all:  # a graph's, which the next step writes
+                kept = kept.clone()
             self._hidden.keep(plan, inputs, kept, result)
         return result
 
     def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Those that logits are made from, and those to keep."""
         tokens, context, keeper = self.batch.token_ids(inputs), inputs.context, self._hidden
-        if keeper is None or not keeper.whole:
+        if keeper is None or not keeper.whole or not (self._keeps or self._gives_all):
             hidden = self.forward(tokens, context)
             return hidden, hidden
         wanted, context.logits_rows = context.logits_rows, None

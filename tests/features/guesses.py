@@ -56,6 +56,8 @@ def guessing() -> Iterator[Guesses]:
         mock.patch.object(StepCosts, "widest", 10**6),
         mock.patch.object(Purses, "left", return_value=1e9),
         mock.patch.object(Purses, "left_for_looks", return_value=1e9),
+        mock.patch.object(Purses, "may_follow", return_value=True),
+        mock.patch.object(Purses, "may_go_on", return_value=True),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),
     ):
         yield Guesses()

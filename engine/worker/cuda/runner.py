@@ -97,6 +97,8 @@ class DeviceRunner(ModelRunner):
     step.
     """
 
+    _gives_all = True
+
     def __init__(
         self, model: EngineModel, batch: RunningBatch, sampler: Sampler, forward: DeviceForward,
         device: torch.device, masks: GrammarInbox | None = None, hidden: HiddenKeeper | None = None,

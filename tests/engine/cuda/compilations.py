@@ -32,7 +32,7 @@ from engine.worker.batch import RunningBatch
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import stage
 from engine.worker.cuda.warm import _no_rows, warm_up_heads, warm_up_kernels
-from engine.worker.head_memory import HeadMemory, LayerRounds
+from engine.worker.head_memory import HeadMemory, LayerRounds, Pending
 from kernels.triton import TritonKernels
 from kernels.triton.compiler import specialisation
 from kernels.triton.launch import Target, watch
@@ -128,8 +128,8 @@ def draft(memory: HeadMemory) -> None:
             rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
     for count in (1, 5, 300, 1000, 8191):
         numbers = np.arange(1, count + 1)
-        states = torch.zeros(count, memory.heads.width, dtype=torch.bfloat16, device=META)
-        memory._pending.append((numbers, states, numbers, numbers))
+        hidden = torch.zeros(count, memory.heads.columns, dtype=torch.bfloat16, device=META)
+        memory._pending.append(Pending(hidden, numbers - 1, numbers, numbers, numbers))
         memory.catch_up()
 
 

@@ -173,6 +173,7 @@ def test_layers_for_drafts_stay_on_the_device(
     memory = HeadMemory(heads, batch, 0, 8, dtype, 3, META, dtype)
     assert all(tensor.device == META for tensor in tensors_of(heads))
     batch.row_of.update({7: 0, 9: 1})
+    memory._followed = {0, 1}
     plan = StepPlan(step=0, seq_ids=[7, 9])
     for owner, places in (([0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 4]), ([0, 1], [5, 5])):
         rows, positions = np.array(owner), np.array(places)

@@ -24,3 +24,5 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     monkeypatch.setattr(StepCosts, "widest", 10**6)
     monkeypatch.setattr(Purses, "left", lambda *_: 1e9)
     monkeypatch.setattr(Purses, "left_for_looks", lambda *_: 1e9)
+    monkeypatch.setattr(Purses, "may_follow", lambda *_: True)
+    monkeypatch.setattr(Purses, "may_go_on", lambda *_: True)

@@ -13,10 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
+from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative import SpeculativeConfig
-from engine.scheduler import Sequence, Status, StepPlan
+from engine.scheduler import NewSequence, Sequence, Status, StepPlan
 from engine.speculative.drafter import Drafter
+from engine.speculative.following import Following
 from engine.speculative.proposers import Guess, Proposer
 from engine.speculative.step_costs import StepCosts
 from tests.engine.speculative.test_proposers import sequence
@@ -26,6 +29,16 @@ _RIGHT, _WRONG = 1, 2
 Cost = Callable[[int], float]
 #: The chance that a row's next token is the one guessed, by the number of the step and the row.
 Text = Callable[[int, Sequence], float]
+
+
+class Follows(NamedTuple):
+    """A head reads sequences along: seconds that it takes a row in each step, those of a prompt,
+    and what it takes to follow that.
+    """
+
+    row: float
+    prompt: float
+    more: float
 
 
 def line(*points: tuple[int, float]) -> Cost:
@@ -76,10 +89,13 @@ class _Model:
 
     works, seconds, reading = True, 0.0, 0.0
 
-    def __init__(self, owner: Simulation, cost: Cost, look: float, prompt: float) -> None:
+    def __init__(
+        self, owner: Simulation, cost: Cost, look: float, prompt: float, *, follows: bool
+    ) -> None:
         self._owner, self._cost, self._look = owner, cost, look
         self._prompt, self._known = prompt, set[int]()
         self.costs = StepCosts(draws=True)
+        self.following = Following(0.0) if follows else None
 
     def takes(self, sequence: Sequence) -> bool:
         """Whoever asks looks at the row."""
@@ -109,7 +125,9 @@ class _Model:
         return 0.0 if sequence.seq_id in self._known else self._prompt
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is held."""
+        """It isn't followed any more."""
+        if self.following is not None:
+            self.following.leave(sequence.seq_id)
 
 
 class Simulation:
@@ -119,6 +137,7 @@ class Simulation:
     `finds` of all looks find some. `look`: what a look at a row takes. `lengths`: of outputs.
     `noise`: by how much steps are off, and the machine's pace wanders. `tenants`: so many have rows
     in turns. `prompt`: what a draft model takes to read what stands before a row's first draft.
+    `follows`: the draft model is a head that has to read all along; prompts take time then.
     `start`: steps that are wider than `rows`, and drafts, take so many times as long while they are
     measured at first.
     """
@@ -138,6 +157,7 @@ class Simulation:
         tenants: int = 1,
         prompt: float = 0.0,
         start: float = 1.0,
+        follows: Follows | None = None,
     ) -> None:
         self.rng, self.now = random.Random(seed), 0.0
         self._cost = lambda width: cost(width) * (start if width > self._rows(0) else 1.0)
@@ -145,7 +165,10 @@ class Simulation:
         self._rows = rows if callable(rows) else lambda step: rows
         self._lengths, self._tenants, self._ids, self._step = lengths, tenants, 0, 0
         self._sequences: dict[int, Sequence] = {}
-        model = None if draft is None else _Model(self, draft, look, prompt)
+        self._follows, self._left = follows, list[int]()
+        model = None
+        if draft is not None:
+            model = _Model(self, draft, look, prompt, follows=follows is not None)
         self.drafter = Drafter(CONFIG, 100_000, model=model)  # type: ignore[arg-type]
         self.drafter.clock = lambda: self.now
         if model is None:
@@ -165,21 +188,56 @@ class Simulation:
         slower = 2.5 if self.rng.random() < 0.02 else 1.0
         return seconds * slower * math.exp(self._pace + self.rng.gauss(0.0, self._noise))
 
-    def _note(self, seq_ids: list[int], widths: list[int]) -> None:
+    @property
+    def followed(self) -> int:
+        """Rows that are."""
+        following = self.drafter._following
+        return 0 if following is None else sum(each in following for each in self._sequences)
+
+    def _read(self, made: list[Sequence], spent: Spent) -> None:
+        """A step with the prompts of rows that begin."""
+        if self._follows is None or not made:
+            return
+        ids, more = [each.seq_id for each in made], 0.0
+        new = [NewSequence(each, [0] * 8, 8, 0, [[]], SamplingParams(), 0) for each in ids]
+        plan = StepPlan(self._step, ids, [8] * len(ids), [1] * len(ids), new=new)
+        self._leave(plan, made)
+        self.drafter.propose([], 10**6)
+        followed = sum(each not in plan.unfollowed for each in ids)
+        seconds, more = len(ids) * self._follows.prompt, followed * self._follows.more
+        self._took(plan, seconds, more)
+        spent.plain += seconds
+        spent.seconds += seconds + more
+
+    def _leave(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
+        plan.removed, self._left = self._left, []
+        plan.unfollowed = self.drafter.unfollowed(plan, scheduled)
+
+    def _took(self, plan: StepPlan, seconds: float, following: float) -> None:
+        self.now += seconds + following
+        self.drafter.note_following(following)
+        self.drafter.note_step(plan, seconds + following)
+
+    def _note(self, seq_ids: list[int], widths: list[int], following: float = 0.0) -> None:
         self._pace += self.rng.gauss(0.0, self._noise / 2) - 0.02 * self._pace
         drafts = {seq_id: [0] * (width - 1) for seq_id, width in zip(seq_ids, widths, strict=True)}
         model = self.drafter.model
         before = self.drafter._looked + (0.0 if model is None else model.seconds)
         plan = StepPlan(1, seq_ids, widths, widths, drafts)
-        self.drafter.note_step(plan, before + self.noisy(self._cost(sum(widths))))
+        self.drafter.note_following(following)
+        self.drafter.note_step(plan, before + following + self.noisy(self._cost(sum(widths))))
 
-    def _fill(self) -> None:
+    def _fill(self) -> list[Sequence]:
+        """Rows that begin."""
+        filled = list[Sequence]()
         while len(self._sequences) < self._rows(self._step):
             self._ids += 1
             tenant = str(self._ids % self._tenants)
             made = sequence([0] * 8, [0], self._ids, tenant=tenant)
             made.max_output_tokens = 1 + self.rng.randint(*self._lengths)
             self._sequences[self._ids] = made
+            filled.append(made)
+        return filled
 
     def _emit(self, row: Sequence, num_drafts: int) -> int:
         p = self._text(self._step, row)
@@ -191,6 +249,7 @@ class Simulation:
             self.drafter.note(row, num_drafts, held)
         if row.num_output_tokens >= row.max_output_tokens:
             self._sequences.pop(row.seq_id).status = Status.FINISHED
+            self._left.append(row.seq_id)
         return held + 1
 
     def run(self, steps: int) -> Spent:
@@ -198,12 +257,16 @@ class Simulation:
         spent, cost = Spent(), self._cost
         for _ in range(steps):
             self._step += 1
-            self._fill()
+            self._read(self._fill(), spent)
             rows, started = list(self._sequences.values()), self.now
+            ids = [row.seq_id for row in rows]
+            if self._follows is not None:
+                self._leave(StepPlan(self._step, ids, [1] * len(ids), [1] * len(ids)), rows)
             drafts = self.drafter.propose(rows, 10**6)
             widths = [1 + len(drafts.get(row.seq_id, [])) for row in rows]
-            self.now += cost(sum(widths))
-            self._note([row.seq_id for row in rows], widths)
+            following = 0.0 if self._follows is None else self._follows.row * self.followed
+            self.now += cost(sum(widths)) + following
+            self._note(ids, widths, following)
             pairs = zip(rows, widths, strict=True)
             tokens = sum(self._emit(row, width - 1) for row, width in pairs)
             spent.tokens += tokens

@@ -180,7 +180,7 @@ def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
 class _Counting:
     """Stands for a draft model."""
 
-    works, seconds, reading, unread = True, 0.0, 0.0, 0.0
+    works, seconds, reading, unread, following = True, 0.0, 0.0, 0.0, None
 
     def __init__(self, *costs: tuple[int, float]) -> None:
         self.costs = StepCosts(draws=True)

@@ -127,3 +127,37 @@ def test_the_time_that_planning_takes_is_a_drafts_too() -> None:
         planner.choose([Offer([1.0], 7, "a")], step)
         assert planner.pays is paid
         assert (planner.needed_odds(step, 0.0) < inf) is paid
+
+
+def test_a_head_follows_no_prompt_while_its_last_ones_are_owed_and_leaves_who_owes_more() -> None:
+    purses = filled(a=1)
+    assert purses.may_follow("a", 0.4, 0.0)
+    assert not purses.may_follow("a", 0.4, 0.6)  # others of the same step
+    purses.pay_reading("a", 0.8)
+    assert not purses.may_follow("a", 0.4, 0.0)
+    assert purses.may_go_on("a")
+    purses.pay_reading("a", 0.4)
+    assert not purses.may_go_on("a")
+    purses.earn("a", 2.0)
+    assert purses.may_go_on("a")
+    assert purses.may_follow("a", 0.4, 0.0)
+
+
+def test_what_a_long_prompt_took_is_owed_whole() -> None:
+    """However few rows there are: such prompts would be followed again and again."""
+    purses = filled(a=1)
+    assert purses.may_follow("a", 90.0, 0.0)
+    purses.pay_reading("a", 90.0)
+    purses.fill(2, {"a": 1})
+    assert purses.left_to_read("a") == pytest.approx(-89.5, abs=0.1)
+    purses.note_prompt("a", 10_000.0)
+    assert -60.0 < purses.left_to_read("a") < -40.0
+
+
+def test_a_step_that_has_few_of_the_rows_forgives_no_debt_of_the_others() -> None:
+    purses = filled(a=8)
+    purses.pay("a", 8.0)
+    before = purses.left("a")
+    purses.fill_beside(2, {"a": 1, "b": 2})
+    assert purses.left("a") == pytest.approx(before, abs=0.1)
+    assert purses.left("b") == filled(b=2).left("b")

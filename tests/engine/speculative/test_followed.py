@@ -1,0 +1,165 @@
+"""A head that is a layer follows some sequences and not others, and catches up when it's asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import SamplingParams
+from engine.scheduler import Sequence, StepPlan, StepResult
+from engine.speculative.drafter import Drafter
+from engine.speculative.purses import Purses
+from engine.worker.decode import DecodeSteps
+from engine.worker.head_memory import HeadMemory
+from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
+from tests.engine.speculative.free import make_drafts_free
+from tests.engine.speculative.head_folders import write
+from tests.engine.speculative.test_eagle import BIASED, drafting, watched
+from tests.engine.speculative.test_equality import make, texts
+
+Folder = Callable[[str], Path]
+PARTS = {"eagle": eagle_parts, "eagle3": eagle3_parts}
+
+
+@pytest.fixture(autouse=True)
+def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_drafts_free(monkeypatch)
+
+
+def follow_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tenant can bear it."""
+    monkeypatch.setattr(Purses, "may_follow", lambda *_: False)
+
+
+def long(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_drafts_after_a_late_catch_up_are_those_of_one_that_read_each_step(
+    method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both before it has put off as much as it may, and behind that."""
+    folder, (config, tensors) = model_folder("llama"), PARTS[method]()
+    llm = drafting(folder, write(tmp_path, config, tensors), method, block_size=4,
+                   max_model_len=512)  # fmt: skip
+    watch = watched(llm, folder, tensors)
+    propose, steps = Drafter.propose, [0]
+
+    def late(self: Drafter, decoding: list[Sequence], *rest: Any) -> dict[int, list[int]]:
+        steps[0] += 1
+        return propose(self, decoding, *rest) if steps[0] % 150 > 140 else {}
+
+    monkeypatch.setattr(Drafter, "propose", late)
+    biased = msgspec.structs.replace(BIASED, max_tokens=320)
+    llm.generate([[5, 6, 7], list(range(4, 25))], biased, use_tqdm=False)
+    assert len(watch.depths) > 20
+    assert not watch.wrong
+    assert steps[0] > 280
+
+
+def _coin(seed: int, heads: float) -> Callable[..., bool]:
+    rng = random.Random(seed)
+    return lambda *_: rng.random() < heads
+
+
+@pytest.mark.parametrize("method", PARTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_is_left_drafts_of_the_others_are_the_equations(
+    method: str, seed: int, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By chance some aren't followed at all, some no further: beside those, from blocks that both
+    kinds left, in pieces, preempted, with drafts that held and drafts that didn't.
+    """
+    folder, (config, tensors) = model_folder("llama"), PARTS[method]()
+    few = {"num_gpu_blocks_override": 40, "max_model_len": 96, "block_size": 4}
+    settings = {**few, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+    llm = drafting(folder, write(tmp_path, config, tensors), method, **settings)
+    watch = watched(llm, folder, tensors)
+    monkeypatch.setattr(Purses, "may_follow", _coin(seed, 0.6))
+    monkeypatch.setattr(Purses, "may_go_on", _coin(seed, 0.97))
+    common = list(range(4, 60))
+    asked = [[5, 6, 7], common[:17], common[:48], [*common[:32], 9], [*common, 9, 9, 8], [8] * 9]
+    expected = [make(folder, **few).generate(asked, BIASED, use_tqdm=False)] * 4
+    found = [llm.generate(asked, BIASED, use_tqdm=False) for _ in range(4)]
+    assert [texts(each) for each in found] == [texts(each) for each in expected]
+    assert len(watch.depths) > 20
+    assert not watch.wrong
+    assert llm.core.snapshot().prefix_cache_hits_total > 50
+    llm.core.check_integrity()
+
+
+def test_who_begins_behind_blocks_that_were_not_followed_gets_no_drafts(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (config, tensors) = model_folder("llama"), eagle_parts()
+    llm = drafting(folder, write(tmp_path, config, tensors), block_size=4)
+    watch = watched(llm, folder, tensors)
+    with monkeypatch.context() as patch:
+        follow_none(patch)
+        llm.generate([list(range(4, 40))], BIASED, use_tqdm=False)
+    assert not watch.depths
+    llm.generate([[*range(4, 40), 9]], BIASED, use_tqdm=False)
+    assert not any(watch.depths)
+    assert llm.core.snapshot().prefix_cache_hits_total >= 36
+    llm.reset_prefix_cache()
+    llm.generate([[*range(4, 40), 9]], BIASED, use_tqdm=False)
+    assert any(watch.depths)
+    assert not watch.wrong
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts(
+    method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No states are kept, prompts' neither, and steps are one call, with taps too."""
+    folder = model_folder("llama")
+    llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
+    follow_none(monkeypatch)
+    taken: list[bool] = []
+    whole = DecodeSteps.run
+
+    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+        result = whole(self, plan)
+        if plan.num_decodes == len(plan.seq_ids):
+            taken.append(result is not None)
+        return result
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("kept")
+
+    monkeypatch.setattr(DecodeSteps, "run", spy)
+    for name in ("keep", "keep_rows", "catch_up"):
+        monkeypatch.setattr(HeadMemory, name, fail)
+    outputs = llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
+    assert texts(outputs) == texts(make(folder).generate([[5, 6, 7], [8, 9]], BIASED,
+                                                         use_tqdm=False))  # fmt: skip
+    assert len(taken) > 20
+    assert all(taken)
+    assert llm.core.stats.spec_decode_num_drafts_total == 0
+
+
+def test_requests_that_can_have_no_drafts_are_not_followed(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    llm = drafting(model_folder("llama"), write(tmp_path, *eagle_parts()))
+    seen: list[StepPlan] = []
+    execute = llm.core.executor.execute
+
+    def spy(plan: StepPlan) -> StepResult:
+        seen.append(plan)
+        return execute(plan)
+
+    llm.core.executor.execute = spy
+    llm.generate([[5, 6, 7]], long(1), use_tqdm=False)
+    assert [each.unfollowed for each in seen if each.seq_ids] == [seen[0].seq_ids]
+    seen.clear()
+    for _ in range(3):
+        llm.generate([[5, 6, 7]], long(9), use_tqdm=False)
+    assert not any(each.unfollowed for each in seen)
+    assert len(llm.core.drafter._following._tenants) <= 1  # those that ended are forgotten
