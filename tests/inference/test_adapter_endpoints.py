@@ -77,19 +77,21 @@ async def test_vllms_endpoints_answer_when_every_gateway_has_looked(
     folder = adapter_folder(adapters_here / "tone")
     body = {"lora_name": "tone", "lora_path": str(folder), "load_inplace": True}
     async with gateway.serving(gateway.fake()):
-        asked = asyncio.create_task(_asking(gateway.client))
+        over = asyncio.Event()
+        asked = asyncio.create_task(_asking(gateway.client, over))
         for seed in (1, 2, 1):
             adapter_folder(folder, seed=seed)
             assert (await operator.post("/v1/load_lora_adapter", body)).status == 200
             assert await digest_of(gateway.client, "tone") == adapter_digest(folder)
         await operator.post("/v1/unload_lora_adapter", {"lora_name": "tone"})
         assert (await ask(gateway.client, "tone")).status == 404
-        asked.cancel()
+        over.set()  # cancelled in the middle of a request it could go on for ever
+        await asked
 
 
-async def _asking(client: AsgiClient) -> None:
+async def _asking(client: AsgiClient, over: asyncio.Event) -> None:
     """Keeps what is known fresh."""
-    while True:
+    while not over.is_set():
         await ask(client, "tone")
 
 
