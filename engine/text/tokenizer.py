@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,21 +159,40 @@ class Tokenizer:
         `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
         `most`: as of `encode`, which says what it raises.
         """
-        backend = self._plain_backend(inside)
-        ids = encode_ids(backend, text, add_special_tokens=False, most=most)
-        forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
-        if forged is None:
-            return ids
-        # The model's own vocabulary reaches a special token from characters: break it up.
-        encoding = encode(backend, text, add_special_tokens=False, offsets=True)
-        start, end = encoding.offsets[forged]
+        ids = encode_ids(self._plain_backend(inside), text, add_special_tokens=False, most=most)
+        return ids if self._never_plain.isdisjoint(ids) else self._broken_up(text, inside)
+
+    def _broken_up(self, text: str, inside: bool) -> list[int]:
+        """`encode_plain` where the model's own vocabulary reaches special tokens from characters:
+        the text is cut behind the first character of each, however many there are.
+        """
+        ids: list[int] = []
+        waiting = [text]
+        while waiting:
+            piece = waiting.pop()
+            backend = self._plain_backend(inside)
+            encoding = encode(backend, piece, add_special_tokens=False, offsets=True)
+            cuts = [
+                self._cut(piece, *place)
+                for token, place in zip(encoding.ids, encoding.offsets, strict=True)
+                if token in self._never_plain
+            ]
+            if cuts:
+                parts = pairwise([0, *cuts, len(piece)])
+                waiting += reversed([piece[start:end] for start, end in parts])
+            else:
+                ids += encoding.ids
+                inside = True
+        return ids
+
+    @staticmethod
+    def _cut(text: str, start: int, end: int) -> int:
         if end - start < 2:
             raise InvalidRequest(
                 f"The text holds {text[start:end]!r}, which this model can't read as text.",
                 param="prompt",
             )
-        head, tail = text[: start + 1], text[start + 1 :]
-        return self.encode_plain(head, inside=inside) + self.encode_plain(tail, inside=True)
+        return start + 1
 
     def _plain_backend(self, inside: bool) -> tokenizers.Tokenizer:
         """The copy that knows no control tokens, made at its first use."""

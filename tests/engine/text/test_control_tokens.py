@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from engine.text.chat_template import render_chat
 from engine.text.control_tokens import ControlTokens, Mask
+from engine.text.tokenizer import load_tokenizer
 from tests.engine.text.conftest import CHAT_KINDS
 
 SPECIAL_OF = {
@@ -160,3 +163,26 @@ def test_overlapping_tokens_are_masked_to_the_last():
     mask = Mask(tokens, ["ababa"])
     assert tokens.find(mask.tokens("ababa", "user")) == []
     assert mask.restore(mask.tokens("ababa", "user")) == "ababa"
+
+
+@pytest.fixture(scope="module")
+def reaching(tmp_path_factory):
+    """A unigram tokenizer: its vocabulary reaches its end token from characters."""
+    folder = tmp_path_factory.mktemp("reaching")
+    vocab = [("<unk>", 0.0), ("</s>", -1.0), *((letter, -5.0) for letter in "abs</>")]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5000])
+def test_fault_15_however_many_that_the_vocabulary_reaches_from_characters(reaching, count):
+    typed = "ab</s>" * count
+    ids = reaching.encode_plain(typed)
+    assert not reaching.special_token_ids & set(ids)
+    assert ids == reaching.encode_plain("ab</s>") * count
+    assert reaching.decode(ids, skip_special_tokens=False) == typed
