@@ -1,11 +1,8 @@
 """The product's settings, but requests wait longer for replicas: on a busy machine these need more
-than half a minute to start. It serves without the demo's adapters, whose checks would only make
-that longer.
+than half a minute to start.
 """
-
-from pathlib import Path
 
 from config.settings import *  # noqa: F403
 from config.settings import QUIRE as _QUIRE
 
-QUIRE = {**_QUIRE, "FAILOVER_WAIT_S": 300.0, "DEMO_ADAPTERS": Path(__file__).parent / "none"}
+QUIRE = {**_QUIRE, "FAILOVER_WAIT_S": 300.0}

@@ -12,13 +12,17 @@ from tests.features.guesses import guessing
 from tests.features.lab import Lab
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Engines over tiny checkpoints."""
+    """Engines over tiny checkpoints. What it changes of the process ends with the module."""
     try:
         CpuKernels()
     except CpuKernelsUnavailable as error:  # bits depend on how a step was cut without them
         pytest.skip(str(error))
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with guessing() as guesses:
-        yield Lab(tmp_path_factory.mktemp("features"), guesses)
+    try:
+        with guessing() as guesses:
+            yield Lab(tmp_path_factory.mktemp("features"), guesses)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,10 @@
+"""Patient settings without the demo's adapters: their checks take the processor from replicas that
+start again and again.
+"""
+
+from pathlib import Path
+
+from tests.e2e.patient_settings import *  # noqa: F403
+from tests.e2e.patient_settings import QUIRE as _QUIRE
+
+QUIRE = {**_QUIRE, "DEMO_ADAPTERS": Path(__file__).parent / "none"}
