@@ -7,7 +7,6 @@ Every refusal takes the same way: hash, look-up, comparison in constant time.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
@@ -46,10 +45,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 #: A revoked key works at most this long in other processes; in the one that revoked it, no longer.
-TTL_S = 2.0
-#: From this part of its time on, an answer that is used is looked up anew meanwhile. Streams look
-#: every half second, so that those of a revoked key have ended within two.
-RENEWED_FROM = 0.4
+#: Streams look every half second, from half of that time on by an answer that is looked up
+#: meanwhile, so that those of a revoked key have ended within two seconds.
+TTL_S = 1.6
 #: With the database away, keys seen this recently go on working.
 STALE_S = 60.0
 CACHED_KEYS = 10_000
@@ -71,7 +69,6 @@ NO_MEMBER = Refusal("You are a member of no active tenant.", forbidden=True)
 _known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
 # Guesses have a place of their own: a flood of them can't push working keys out.
 _guesses: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
-_renewing: dict[str, asyncio.Task[Caller | Refusal]] = {}
 
 
 class Guard(Protocol):
@@ -99,7 +96,7 @@ async def authenticate(
     digest = secrets.digest(token)
     # Any text is looked up, whether a key has its name or not: the time tells nothing.
     public_id = secrets.look_up_name(token)
-    answer = _fresh(digest, lambda: _look_up(public_id, digest))
+    answer = _at_hand(digest, lambda: _look_up(public_id, digest))
     if answer is None:
         # Who had a key that works is no guesser: others behind the same address don't lock it out.
         guess = guard if _known.within(digest, STALE_S) is None else None
@@ -126,7 +123,10 @@ def caller_at_hand(authorization: str | None, x_api_key: str | None) -> Caller |
     elsewhere, and where it raises.
     """
     token = _token(authorization, x_api_key)
-    known = None if token is None else _known.fresh(secrets.digest(token))
+    if token is None:
+        return None
+    digest = secrets.digest(token)
+    known = _at_hand(digest, lambda: _look_up(secrets.look_up_name(token), digest))
     return known if isinstance(known, Caller) else None
 
 
@@ -171,22 +171,9 @@ async def _find(
     return answer
 
 
-def _fresh(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal | None:
+def _at_hand(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal | None:
     """The answer when it's known and young enough; an older one is looked up anew meanwhile."""
-    answer = _known.fresh(name)
-    if isinstance(answer, Caller) and _known.within(name, RENEWED_FROM * _known.ttl) is None:
-        task, loop = _renewing.get(name), asyncio.get_running_loop()
-        if task is None or task.done() or task.get_loop() is not loop:
-            task = _renewing[name] = loop.create_task(_find(name, look_up))
-            task.add_done_callback(partial(_renewed, name))
-    return answer
-
-
-def _renewed(name: str, task: asyncio.Task[Caller | Refusal]) -> None:
-    if _renewing.get(name) is task:
-        del _renewing[name]
-    if not task.cancelled():
-        task.exception()  # seen: who needs the answer asks again, and is told
+    return _known.at_hand(name, lambda: in_db_thread(look_up))
 
 
 def still_valid_at_hand(caller: Caller) -> bool:
@@ -196,7 +183,7 @@ def still_valid_at_hand(caller: Caller) -> bool:
     """
     if caller.key_id is None and caller.user_id is None:
         return True
-    answer = _fresh(*_again(caller.key_id, caller.user_id, caller.tenant))
+    answer = _at_hand(*_again(caller.key_id, caller.user_id, caller.tenant))
     if isinstance(answer, Refusal):
         raise answer.error()
     return answer is not None
@@ -221,7 +208,7 @@ async def caller_again(key_id: int | None, user_id: int | None, tenant: str) -> 
     Raises: what `authenticate` raises; `AuthenticationFailed` when key and user are gone.
     """
     name, look_up = _again(key_id, user_id, tenant)
-    answer = _fresh(name, look_up) or await _find(name, look_up)
+    answer = _at_hand(name, look_up) or await _find(name, look_up)
     if isinstance(answer, Refusal):
         raise answer.error()
     return answer
@@ -431,7 +418,6 @@ def forget(**_: object) -> None:
     """Look everything up anew in this process: a key or a tenant has changed."""
     _known.clear()
     _guesses.clear()
-    _renewing.clear()
 
 
 events.key_changed.connect(forget, dispatch_uid="tenants.authentication")

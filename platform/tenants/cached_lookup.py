@@ -52,12 +52,19 @@ class CachedLookup(Generic[K, V]):
             self._answers.move_to_end(key)
         return found[1]
 
+    def at_hand(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V | None:
+        """The answer when it's known and young enough; None elsewhere. From half of its age on the
+        next one is looked up meanwhile; where that raises, nobody is told.
+        """
+        answer = self.fresh(key)
+        if answer is not None and self.within(key, self.ttl / 2) is None:
+            self._flight(key, look_up)
+        return answer
+
     async def get(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V:
         """The answer from the cache or from `look_up`, whose exceptions reach every caller."""
-        answer = self.fresh(key)
+        answer = self.at_hand(key, look_up)
         if answer is not None:
-            if self.within(key, self.ttl / 2) is None:
-                self._flight(key, look_up)
             return answer
         # Shielded: one caller who goes away must not fail the others.
         return await asyncio.shield(self._flight(key, look_up))

@@ -17,6 +17,7 @@ from tenants.authentication import (
     PermissionDenied,
     ServiceUnavailable,
     authenticate,
+    caller_at_hand,
     caller_for_user,
     check_still_valid,
     still_valid_at_hand,
@@ -169,13 +170,15 @@ async def test_who_asks_often_waits_for_no_look_up_and_a_revoked_key_is_found_al
     assert still_valid_at_hand(caller) is False
     await check_still_valid(caller)
     await ApiKey.objects.filter(pk=world.key.pk).aupdate(revoked_at=timezone.now())
-    later = time.monotonic() + authentication.RENEWED_FROM * authentication.TTL_S + 0.1
+    later = time.monotonic() + authentication.TTL_S / 2 + 0.1
     for cache in (authentication._known, authentication._guesses):
         monkeypatch.setattr(cache, "_clock", lambda: later)
     assert (await authenticate(bearer(world.secret))).tenant == "acme"  # as remembered
     assert still_valid_at_hand(caller)
-    await asyncio.gather(*authentication._renewing.values())
-    assert not authentication._renewing
+    assert caller_at_hand(bearer(world.secret), None) == caller
+    assert len(authentication._known._flying) == 2
+    await asyncio.gather(*authentication._known._flying.values())
+    assert caller_at_hand(bearer(world.secret), None) is None
     await refused(bearer(world.secret))
     with pytest.raises(AuthenticationFailed):
         still_valid_at_hand(caller)
