@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from django.core.cache import cache
-from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -19,7 +17,7 @@ from tenants.actors import SYSTEM
 from tenants.models import Tenant
 from tests.adapter_files import adapter_bytes, adapter_folder
 from tests.console.conftest import Login
-from tests.console.test_rest import Caller, callers, expect
+from tests.console.test_rest import Caller, answered_otherwise, callers, expect
 from tests.platform.adapters import ready
 
 __all__ = ["callers"]
@@ -137,16 +135,7 @@ def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
 
 
 def test_each_route_answers_everybody_as_it_should(callers: dict[str, Caller], fresh: Any) -> None:
-    wrong = []
-    for route, expected in ROUTES.items():
-        with transaction.atomic():
-            told = answers(callers, fresh, *route)
-            transaction.set_rollback(True)
-        cache.clear()  # it counts how often somebody asks
-        if told != expected:
-            differs = {name: told[name] for name in told if told[name] != expected[name]}
-            wrong.append(f"{route[0]} {route[1]}: {differs}")
-    assert not wrong, "\n".join(wrong)
+    assert not answered_otherwise(ROUTES, lambda *route: answers(callers, fresh, *route))
 
 
 def answers(

@@ -24,6 +24,7 @@ from inference.rendering.fair_threads import FairThreads
 from metering import rules
 from metering.records import UsageRecord, decode_record
 from metering.redis_clients import close_redis_link
+from metering.requests import writer
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tenants.db_threads import in_db_thread
@@ -72,6 +73,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokenizer(model_folder: Path) -> Tokenizer:
     """The fake model's tokenizer."""
     return load_tokenizer(model_folder)
+
+
+@pytest.fixture
+def no_record_waits() -> None:
+    """What became of earlier requests isn't written by the next test."""
+    writer._waiting.clear()
+    writer._refusals.sweep(all_of_them=True)
+    writer._waiting.clear()
 
 
 @pytest.fixture

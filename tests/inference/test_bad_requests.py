@@ -318,10 +318,8 @@ async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) 
     assert "2048" in reply.error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
-    served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long the texts are that the tokenizer's library is given from here on."""
     read: list[int] = []
     whole = backend.read
 
@@ -330,6 +328,14 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
         return whole(of, text, *args, **kwargs)
 
     monkeypatch.setattr(backend, "read", noting)
+    return read
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    read = sizes_read(monkeypatch)
     monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
     text = "All work and no play makes a dull text. " * 4_000
     fields = {"prompt": text} if path == "/v1/completions" else chat_body(text)
@@ -355,14 +361,7 @@ async def test_fault_06_messages_of_megabytes_are_counted_in_pieces(
 ) -> None:
     body = {**chat_body("All work and no play makes a dull text. " * 4_000), "max_tokens": 5}
     expected = (await served.client.post("/v1/messages/count_tokens", body)).json()
-    read: list[int] = []
-    whole = backend.read
-
-    def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
-        read.append(len(text))
-        return whole(of, text, *args, **kwargs)
-
-    monkeypatch.setattr(backend, "read", noting)
+    read = sizes_read(monkeypatch)
     monkeypatch.setattr(backend, "PIECE_CHARS", 8192)
     assert (await served.client.post("/v1/messages/count_tokens", body)).json() == expected
     assert expected["input_tokens"] > 2048

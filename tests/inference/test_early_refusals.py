@@ -142,12 +142,10 @@ async def test_a_key_that_may_not_ask_is_told_so(
             assert (await other.chat()).status == 403
 
 
+@pytest.mark.usefixtures("no_record_waits")
 async def test_every_early_refusal_is_counted_and_few_have_a_row(
     served: Gateway, full: Any, seen_by_views: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer._waiting.clear()
-    writer._refusals.sweep(all_of_them=True)
-    writer._waiting.clear()
     counted: list[tuple[str, str, int]] = []
     monkeypatch.setattr(
         recorder,
@@ -166,12 +164,10 @@ async def test_every_early_refusal_is_counted_and_few_have_a_row(
     assert {(row.model, row.code, row.stream) for row in rows} == {("fake", "overloaded", True)}
 
 
+@pytest.mark.usefixtures("no_record_waits")
 async def test_a_large_body_that_is_not_read_has_a_row_too(
     served: Gateway, full: Any, seen_by_views: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer._waiting.clear()
-    writer._refusals.sweep(all_of_them=True)
-    writer._waiting.clear()
     app = AsgiClient(http_application(never), served.rows.secret)
     with caplog.at_level("INFO", "quire.access"):
         replies = [await app.complete("x" * (1 << 18)) for _ in range(SINGLE + 5)]

@@ -26,12 +26,7 @@ from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
 
-
-@pytest.fixture(autouse=True)
-def nothing_waits() -> None:
-    writer._waiting.clear()
-    writer._refusals.sweep(all_of_them=True)
-    writer._waiting.clear()
+pytestmark = pytest.mark.usefixtures("no_record_waits")
 
 
 async def ask(gateway: Gateway, headers: dict[str, str], **fields: Any) -> Reply:
