@@ -19,12 +19,12 @@ class Following:
     prompt more, for the model's last layer is otherwise computed for its last token alone.
 
     So a prompt is followed if its tenant may owe that, as what a draft model reads is owed, and
-    the sequence behind it for as long as drafts bring what it takes, or little is owed. Who is left
-    is left for good.
+    the sequence behind it for as long as drafts bring what it takes, or little is owed. A sequence
+    that was given up isn't followed again before it begins anew.
     """
 
     def __init__(self, part: float) -> None:
-        """`part`: of a prompt's time, what its states take beside what is measured."""
+        """`part`: of a prompt's time, what its states take in the model, which isn't measured."""
         self._part = part
         #: Sequences that are followed, and whose they are.
         self._tenants: dict[int, str] = {}
@@ -51,7 +51,7 @@ class Following:
         purses: Purses | None,
         price: float,
     ) -> list[int]:
-        """The sequences of a step that are left.
+        """The sequences of a step that aren't followed from here on.
 
         Args:
             plan: without drafts yet.
@@ -63,7 +63,7 @@ class Following:
         new = {each.seq_id: len(each.token_ids) - each.num_computed_tokens for each in plan.new}
         for seq_id in plan.removed:
             self.leave(seq_id)
-        left, owed = list[int](), dict[str, float]()
+        given_up, owed = list[int](), dict[str, float]()
         for sequence in scheduled:
             seq_id = sequence.seq_id
             if seq_id not in new:
@@ -81,9 +81,9 @@ class Following:
                     self._tenants[seq_id] = tenant
                     continue
                 self._tenants.pop(seq_id, None)
-            left.append(seq_id)
+            given_up.append(seq_id)
         self._count_prompts(plan, scheduled)
-        return left
+        return given_up
 
     def _count_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         self._prompts, self._read = Counter(), Counter()
