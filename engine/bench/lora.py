@@ -16,19 +16,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
 import torch
 from safetensors.torch import save_file
 
+from engine.bench.apart import Apart
 from engine.bench.statistics import percentile, table
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.lora_request import LoRARequest
@@ -112,43 +111,23 @@ class Case:
         return cls(own, (cpu, clock))
 
 
-def _serve(asked: Connection, model: str, options: Mapping[str, object]) -> None:
-    """Run the batches that are asked for, each with an answer of its speed, until there's None."""
-    llm = LLM(model, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
-    while (batch := asked.recv()) is not None:
-        asked.send(tokens_per_second(llm, *batch))
+class Batches:
+    """Runs batches with one engine."""
 
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine in a process of its own."""
-
-    _asked: Connection
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(cls, model: Path, **options: object) -> Iterator[Self]:
-        """One with these options of `LLM`, until the context ends."""
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__])
-        mine, its = processes.Pipe()
-        process = processes.Process(target=_serve, args=(its, str(model), options), daemon=True)
-        process.start()
-        its.close()
-        try:
-            yield cls(mine)
-            mine.send(None)
-        finally:
-            mine.close()
-            process.join()
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
 
     def speed(
         self, requests: Sequence[LoRARequest | None], num_tokens: int, seed: int
     ) -> tuple[float, float]:
-        """As `tokens_per_second`. Raises: `EOFError` when the process has failed."""
-        self._asked.send((requests, num_tokens, seed))
-        answer: tuple[float, float] = self._asked.recv()
-        return answer
+        """As `tokens_per_second`."""
+        return tokens_per_second(self._llm, requests, num_tokens, seed)
+
+
+def _engine(model: Path, **options: object) -> contextlib.AbstractContextManager[Apart]:
+    return Apart.started(
+        Batches, str(model), skip_tokenizer_init=True, enable_prefix_caching=False, **options
+    )
 
 
 def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[Case]]:
@@ -159,11 +138,11 @@ def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[C
         for i in range(max(args.adapters, default=0))
     ]
     with (
-        Engine.started(model, max_num_seqs=args.batch, enable_lora=False) as off,
-        Engine.started(model, max_num_seqs=args.batch, enable_lora=False) as off_again,
-        Engine.started(model, max_num_seqs=args.batch, max_loras=args.resident) as on,
+        _engine(model, max_num_seqs=args.batch, enable_lora=False) as off,
+        _engine(model, max_num_seqs=args.batch, enable_lora=False) as off_again,
+        _engine(model, max_num_seqs=args.batch, max_loras=args.resident) as on,
     ):
-        cases: dict[str, tuple[Engine, Sequence[LoRARequest], str]] = {
+        cases: dict[str, tuple[Apart, Sequence[LoRARequest], str]] = {
             "off": (off_again, [], ""),
             "on_unused": (on, [], ""),
             "one_rank_16": (on, wide, "uniform"),
@@ -175,13 +154,14 @@ def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[C
         for turn in range(args.turns + 1):
 
             def speed(
-                engine: Engine,
+                engine: Apart,
                 adapters: Sequence[LoRARequest] = (),
                 law: str = "",
                 turn: int = turn,
             ) -> tuple[float, float]:
                 requests = chosen(adapters, args.requests, law, turn)
-                return engine.speed(requests, args.tokens, turn)
+                told: tuple[float, float] = engine.call("speed", requests, args.tokens, turn)
+                return told
 
             before = speed(off)
             for name, case in cases.items():

@@ -1,14 +1,14 @@
 """What drafts bring: `python -m engine.bench.speculation --model FOLDER`.
 
-Two engines, one with drafts and one without, answer the same questions in turns (on, off, off,
-on). The demo model is too small to tell; `python -m demo.widen` makes one that says the same at a
-larger model's cost. `ratio` and `ratio_cpu` are tokens per second with drafts through those
-without, by the clock and by processor time, each the median of all pairs of turns with its lower
-and upper quartile: of short turns in pairs many tell more than a few long ones. `all` and `all_cpu`
-are of all turns together. The method `off` has drafts in no step: what is left then is what being
-ready for them costs, and how far such ratios spread where there's nothing to see. With AVX2 the
-engine that a process makes second is some percent slower, whatever it can do: run it with
-`--drafts-first` as well, and take the mean.
+Three engines answer the same questions in turns, each in a process of its own: one without drafts
+before and behind, between these one with drafts and another one without. The demo model is too
+small to tell; `python -m demo.widen` makes one that says the same at a larger model's cost. `ratio`
+and `ratio_cpu` are tokens per second with drafts through those without, by the clock and by
+processor time, each the median of all turns with its lower and upper quartile: of short turns many
+tell more than a few long ones. `all` and `all_cpu` are of all turns together. `control` and
+`control_cpu` are the other engine's without drafts: how far such ratios spread where there is
+nothing to see. The method `off` has drafts in no step: what is left then is what being ready for
+them costs.
 
 `tok_s`, `ttft_ms` and `gap_ms` are without drafts and with them; the latter medians of requests: to
 the first token, and from one of a request's deltas to the next. `steps`, `drafted_steps`, `drafts`
@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from engine.bench.apart import Apart
 from engine.bench.speculation_texts import KINDS, TOOLS
 from engine.bench.statistics import percentile
 from engine.contract.sampling_params import SamplingParams
@@ -78,8 +79,8 @@ class Planning:
         drafter = llm.core.drafter
         if drafter is None:
             raise ValueError("the engine has no drafts")
-        self.steps, self.drafted, self.seconds = 0, 0, 0.0
-        self._drafter, self._propose, self._draw = drafter, drafter.propose, None
+        self.clear()
+        self._propose, self._draw = drafter.propose, None
         drafter.propose = self._planned  # type: ignore[method-assign,assignment]
         if (model := drafter.model) is not None:
             self._draw = model.propose
@@ -99,62 +100,113 @@ class Planning:
         self.seconds -= time.thread_time() - started
         return drafts
 
-    def end(self) -> None:
-        """Count no more."""
-        self._drafter.propose = self._propose  # type: ignore[method-assign]
-        if self._drafter.model is not None:
-            self._drafter.model.propose = self._draw  # type: ignore[method-assign,assignment]
+    def clear(self) -> None:
+        """Count from nothing."""
+        self.steps, self.drafted, self.seconds = 0, 0, 0.0
+
+
+class Answers:
+    """Answers the questions of turns with one engine."""
+
+    def __init__(self, llm: LLM) -> None:
+        warm_up(llm.core)
+        ask(llm, [KINDS["story"](random.Random(0), llm)], 16)
+        self._llm = llm
+        self._planning = Planning(llm) if llm.core.drafter is not None else None
+
+    def questions(self, kind: str, streams: int, turn: int) -> list[Any]:
+        """Of one turn; some quote an answer of the engine's."""
+        rng = random.Random(f"{kind} {streams} {turn}")
+        return [KINDS[kind](rng, self._llm) for _ in range(streams)]
+
+    def ask(self, questions: list[Any], max_tokens: int, kind: str) -> Turn:
+        """One turn."""
+        return ask(self._llm, questions, max_tokens, kind)
+
+    def begin(self) -> None:
+        """Count from nothing."""
+        self._llm.core.reset_stats()
+        if self._planning is not None:
+            self._planning.clear()
+
+    def counted(self) -> dict[str, float]:
+        """What became of the drafts since."""
+        if self._planning is None:
+            raise ValueError("the engine has no drafts")
+        stats, planning = self._llm.core.stats, self._planning
+        drafts = stats.spec_decode_num_draft_tokens_total
+        held = stats.spec_decode_num_accepted_tokens_total
+        rows = max(1, stats.spec_decode_num_drafts_total)
+        return {
+            "steps": planning.steps,
+            "drafted_steps": planning.drafted,
+            "planning_us": round(1e6 * planning.seconds / max(1, planning.steps), 1),
+            "planning_s": planning.seconds,
+            "drafts": drafts,
+            "in_vain": drafts - held,
+            "tokens_a_drafted_row": round(1 + held / rows, 2),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One turn of all engines."""
+
+    before: Turn
+    drafted: Turn
+    control: Turn
+    behind: Turn
+
+    def ratio(self, own: Turn, by: str) -> float:
+        """How many times the tokens per second without drafts, `by` the clock or processor time."""
+        return own.tokens / max(getattr(own, by), 1e-9) / self.plain(by)
+
+    def plain(self, by: str) -> float:
+        """Tokens per second without drafts."""
+        around = (self.before, self.behind)
+        return sum(turn.tokens for turn in around) / sum(getattr(turn, by) for turn in around)
 
 
 def compare(
-    plain: LLM, drafting: LLM, kind: str, streams: int, turns: int, max_tokens: int
+    engines: tuple[Apart, Apart, Apart], kind: str, streams: int, turns: int, max_tokens: int
 ) -> dict[str, Any]:
-    """One row: ratios of the turns, and what became of the drafts."""
-    rng = random.Random(f"{kind} {streams}")
-    pairs: list[tuple[Turn, Turn]] = []
-    drafting.core.reset_stats()
-    planning = Planning(drafting)
+    """One row: ratios of the turns, and what became of the drafts.
+
+    Args:
+        engines: without drafts, with them, and the other one without.
+    """
+    plain, drafting, control = engines
+    found: list[Compared] = []
+    drafting.call("begin")
     for number in range(turns):
-        questions = [KINDS[kind](rng, plain) for _ in range(streams)]
-        order = [drafting, plain] if number % 2 == 0 else [plain, drafting]
-        told = {llm is drafting: ask(llm, questions, max_tokens, kind) for llm in order}
-        pairs.append((told[False], told[True]))
-    planning.end()
-    stats = drafting.core.stats
-    rows = max(1, stats.spec_decode_num_drafts_total)
-    drafts, held = (
-        stats.spec_decode_num_draft_tokens_total,
-        stats.spec_decode_num_accepted_tokens_total,
-    )
-    steps = max(1, planning.steps)
+        questions = plain.call("questions", kind, streams, number)
+        # The two take turns in which is first.
+        order = [drafting, control] if number % 2 == 0 else [control, drafting]
+        before, first, second, behind = (
+            engine.call("ask", questions, max_tokens, kind) for engine in (plain, *order, plain)
+        )
+        on, off = (first, second) if order[0] is drafting else (second, first)
+        found.append(Compared(before, on, off, behind))
+    counted = drafting.call("counted")
+    sides = [each.before for each in found], [each.drafted for each in found]
     return {
         "benchmark": "speculation",
-        "method": (drafting.config.speculative_config or {}).get("method"),
-        "quantization": drafting.config.quantization,
         "text": kind,
         "streams": streams,
-        "tok_s": [round(_tokens(side) / _sum(side, "seconds"), 1) for side in _sides(pairs)],
-        **_ratios(pairs, "ratio", "all", "seconds"),
-        **_ratios(pairs, "ratio_cpu", "all_cpu", "cpu"),
-        "ttft_ms": [_median_ms([x for turn in side for x in turn.first]) for side in _sides(pairs)],
-        "gap_ms": [_median_ms([x for turn in side for x in turn.gaps]) for side in _sides(pairs)],
-        "steps": planning.steps,
-        "drafted_steps": planning.drafted,
-        "planning_us": round(1e6 * planning.seconds / steps, 1),
-        "planning_share": round(planning.seconds / _sum(_sides(pairs)[1], "cpu"), 4),
-        "drafts": drafts,
-        "in_vain": drafts - held,
-        "tokens_a_drafted_row": round(1 + held / rows, 2),
+        "tok_s": [round(_tokens(side) / _sum(side, "seconds"), 1) for side in sides],
+        **_ratios(found, "", "seconds"),
+        **_ratios(found, "_cpu", "cpu"),
+        "ttft_ms": [_median_ms([x for turn in side for x in turn.first]) for side in sides],
+        "gap_ms": [_median_ms([x for turn in side for x in turn.gaps]) for side in sides],
+        "planning_share": round(counted.pop("planning_s") / _sum(sides[1], "cpu"), 4),
+        **counted,
         "same_texts": sum(
-            a == b for plain, on in pairs for a, b in zip(plain.texts, on.texts, strict=True)
+            a == b
+            for turn in found
+            for a, b in zip(turn.before.texts, turn.drafted.texts, strict=True)
         )
         / (turns * streams),
     }
-
-
-def _sides(pairs: list[tuple[Turn, Turn]]) -> list[list[Turn]]:
-    """The turns without drafts, and those with them."""
-    return [[pair[place] for pair in pairs] for place in range(2)]
 
 
 def _tokens(turns: list[Turn]) -> int:
@@ -165,38 +217,40 @@ def _sum(turns: list[Turn], by: str) -> float:
     return sum(getattr(turn, by) for turn in turns)
 
 
-def _ratios(pairs: list[tuple[Turn, Turn]], name: str, total: str, by: str) -> dict[str, Any]:
-    """How many times the tokens per second, `by` the clock or processor time."""
-    each = [
-        on.tokens / off.tokens * getattr(off, by) / max(getattr(on, by), 1e-9) for off, on in pairs
-    ]
-    off, on = _sides(pairs)
-    of_all = _tokens(on) / _tokens(off) * _sum(off, by) / max(_sum(on, by), 1e-9)
-    median, low, high = (round(percentile(each, q), 3) for q in (50, 25, 75))
-    return {name: median, f"{name}_quartiles": [low, high], total: round(of_all, 3)}
+def _ratios(found: list[Compared], how: str, by: str) -> dict[str, Any]:
+    """Of the engine with drafts and the other one without, over the one that ran around them."""
+    drafted = [turn.ratio(turn.drafted, by) for turn in found]
+    control = [turn.ratio(turn.control, by) for turn in found]
+    around = [side for turn in found for side in (turn.before, turn.behind)]
+    on = [turn.drafted for turn in found]
+    of_all = _tokens(on) / _sum(on, by) / (_tokens(around) / _sum(around, by))
+    return {
+        f"ratio{how}": round(percentile(drafted, 50), 3),
+        f"ratio{how}_quartiles": [round(percentile(drafted, q), 3) for q in (25, 75)],
+        f"all{how}": round(of_all, 3),
+        f"control{how}": round(percentile(control, 50), 3),
+        f"control{how}_quartiles": [round(percentile(control, q), 3) for q in (25, 75)],
+    }
 
 
 def _median_ms(seconds: list[float]) -> float:
     return round(1000 * percentile(seconds, 50), 1)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Print a line of JSON for each kind of text and number of streams."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", help="of both engines, as the setting")
+    parser.add_argument("--quantization", help="of all engines, as the setting")
     parser.add_argument("--method", default="ngram", help="as in speculative_config, or `off`")
     parser.add_argument("--draft", help="folder of the draft model, or of the heads")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument(
-        "--drafts-first", action="store_true", help="make the engine with drafts first"
-    )
-    args = parser.parse_args()
-    settings: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
+    args = parser.parse_args(argv)
+    settings: dict[str, Any] = {"dtype": args.dtype, "max_model_len": 1024}
     settings["quantization"] = args.quantization
     settings["enable_prefix_caching"] = False
     wanted: dict[str, Any] = {"method": args.method}
@@ -204,18 +258,17 @@ def main() -> None:
         wanted = {"method": "ngram", "disable_by_batch_size": 1}
     elif args.draft:
         wanted["model"] = args.draft
-    drafted = {**settings, "speculative_config": wanted}
-    if args.drafts_first:
-        drafting, plain = LLM(**drafted), LLM(**settings)
-    else:
-        plain, drafting = LLM(**settings), LLM(**drafted)
-    for llm in (plain, drafting):
-        warm_up(llm.core)
-        ask(llm, [KINDS["story"](random.Random(0), llm)], 16)
-    for kind in args.texts:
-        for streams in args.streams:
-            row = compare(plain, drafting, kind, streams, args.turns, args.max_tokens)
-            print(json.dumps({**row, "drafts_first": args.drafts_first}), flush=True)
+    with (
+        Apart.started(Answers, args.model, **settings) as plain,
+        Apart.started(Answers, args.model, **settings, speculative_config=wanted) as drafting,
+        Apart.started(Answers, args.model, **settings) as control,
+    ):
+        for kind in args.texts:
+            for streams in args.streams:
+                engines = plain, drafting, control
+                row = compare(engines, kind, streams, args.turns, args.max_tokens)
+                told = {"method": args.method, "quantization": args.quantization, **row}
+                print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
