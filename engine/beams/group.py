@@ -16,6 +16,11 @@ class BeamRequest(Request):
     #: Set once it has its sequences.
     beams: BeamGroup | None = None
 
+    def let_go(self) -> None:
+        """As of any request; its group knows it too."""
+        Request.let_go(self)
+        self.beams = None
+
 
 class BeamGroup:
     """As many sequences as there are beams, one a beam.

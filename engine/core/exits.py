@@ -77,6 +77,7 @@ class Exits:
             self._on_end(request)
             if request.on_done is not None:
                 request.on_done()
+            request.let_go()
 
     def finish(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
         """End a sequence from outside."""

@@ -169,3 +169,11 @@ class Request:
     def finished(self) -> bool:
         """Whether all sequences have left."""
         return all(sequence.finished for sequence in self.sequences)
+
+    def let_go(self) -> None:
+        """Its sequences have left, and nobody asks for them any more.
+
+        They know their request: with this neither waits for the collector, which would look at
+        all others to find them, for as long as some steps take.
+        """
+        self.sequences = []

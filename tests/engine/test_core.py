@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from engine.contract.errors import (
 from engine.contract.protocol import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.scheduler import StepPlan, StepResult
+from engine.scheduler import Request, Sequence, StepPlan, StepResult
 from tests.engine.helpers import block_ids
 from tests.engine.models import VOCAB
 
@@ -383,6 +384,31 @@ def test_aborted_requests_leave_room_in_the_queue(model_folder: Folder) -> None:
     with pytest.raises(EngineOverloaded):
         core.add_request(request([7, 8], "more"))
     finish(core)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"n": 3, "temperature": 1, "seed": 1}, {"use_beam_search": True, "n": 2}, {"logprobs": 2}],
+    ids=["greedy", "several", "beams", "logprobs"],
+)
+def test_what_ended_is_gone_before_the_collector_looks(
+    model_folder: Folder, sampling: dict[str, Any]
+) -> None:
+    """It looks at everything then, which holds up a step; and prompts may be long."""
+    core = make(model_folder)
+    gc.collect()
+    before = [each for each in gc.get_objects() if isinstance(each, Request | Sequence)]
+    gc.disable()
+    try:
+        core.add_request(request([3, 4, 5], "whole", sampling=sampling))
+        core.add_request(request([3, 4, 6], "aborted", sampling=sampling))
+        core.step()
+        core.abort("aborted")
+        finish(core)
+        left = [each for each in gc.get_objects() if isinstance(each, Request | Sequence)]
+    finally:
+        gc.enable()
+    assert [each for each in left if not any(each is other for other in before)] == []
 
 
 def test_totals_count_what_ran(model_folder: Folder) -> None:
