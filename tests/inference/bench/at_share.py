@@ -1,0 +1,149 @@
+"""A modest tenant's first tokens beside a greedy one, and alone on half of the machine: its share.
+
+python -m tests.inference.bench.at_share [--seconds 30] [--loads 0.3 0.6] [--at-once 250]
+
+What `tests/engine/test_ttft_fairness.py` simulates, with real processes: prompts of 20 to 120 and
+answers of 10 to 60 tokens. First is found out how many such requests a second the machine serves
+when it's full; the modest tenant then sends so much of half of that, at random times. Beside: the
+greedy one keeps `--at-once` requests open meanwhile. Alone: `manage.py up` has half of the
+processor's cores, and nobody else is there. Each tells p50 and p99 of the time to first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, share
+
+PROMPTS, ANSWERS = (20, 120), (10, 60)
+#: Until a flood has reached every queue.
+SETTLE_S = 5.0
+
+
+@dataclass
+class Seen:
+    """Of one tenant's requests."""
+
+    first: list[float] = field(default_factory=list)
+    refused: int = 0
+
+
+async def one(of: Pair, key: str, rng: random.Random, seen: Seen) -> float:
+    """A request; returns how long to wait before the next, in seconds."""
+    text, tokens = prompt(rng, rng.randint(*PROMPTS)), rng.randint(*ANSWERS)
+    answer = await ask(of.product, key, text, tokens)
+    if answer.status != 200:
+        seen.refused += 1
+        return answer.retry_after
+    seen.first.append(answer.first)
+    return 0.0
+
+
+async def greedy(of: Pair, rng: random.Random, seen: Seen) -> None:
+    """One of its clients: asks again and again, and comes back when it's told to."""
+    while True:
+        wait = await one(of, of.a, rng, seen)
+        await asyncio.sleep(wait)
+
+
+@contextlib.asynccontextmanager
+async def _flood(of: Pair, at_once: int, seen: Seen) -> AsyncIterator[None]:
+    rng = random.Random("greedy")
+    clients = [
+        asyncio.create_task(greedy(of, random.Random(rng.getrandbits(64)), seen))
+        for _ in range(at_once)
+    ]
+    try:
+        await asyncio.sleep(SETTLE_S)
+        yield
+    finally:
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def capacity(of: Pair, at_once: int, seconds: float) -> float:
+    """Requests a second that are served when the machine is full."""
+    seen = Seen()
+    async with _flood(of, at_once, seen):
+        seen.first.clear()
+        await asyncio.sleep(seconds)
+        return len(seen.first) / seconds
+
+
+async def modest(of: Pair, rate: float, seconds: float) -> Seen:
+    """So many requests a second, at random times."""
+    rng, seen = random.Random("modest"), Seen()
+    async with asyncio.TaskGroup() as group:
+        after = rng.expovariate(rate)
+        while after < seconds:
+            group.create_task(_later(of, after, random.Random(rng.getrandbits(64)), seen))
+            after += rng.expovariate(rate)
+    return seen
+
+
+async def _later(of: Pair, after: float, rng: random.Random, seen: Seen) -> None:
+    await asyncio.sleep(after)
+    await one(of, of.b, rng, seen)
+
+
+async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float, Seen]]:
+    """What the machine serves, and the modest tenant's requests by load."""
+    full = await capacity(of, args.at_once, args.seconds / 2)
+    found = {}
+    for load in args.loads:
+        async with _flood(of, args.at_once, Seen()):
+            found[load] = await modest(of, load * full / 2, args.seconds)
+    return full, found
+
+
+async def alone(of: Pair, full: float, args: argparse.Namespace) -> dict[float, Seen]:
+    """The same requests with nobody beside them."""
+    await modest(of, 5.0, 2.0)  # the first ones wait for what is made once
+    return {load: await modest(of, load * full / 2, args.seconds) for load in args.loads}
+
+
+@contextlib.contextmanager
+def half_of_the_cores() -> Iterator[None]:
+    """For processes that are started in this block."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(cores)[: len(cores) // 2]))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
+    parser.add_argument("--at-once", type=int, default=250)
+    args = parser.parse_args()
+    with pair() as of:
+        full, found = asyncio.run(beside(of, args))
+    with contextlib.ExitStack() as stack:
+        with half_of_the_cores():
+            of = stack.enter_context(pair())
+        own = asyncio.run(alone(of, full, args))
+    for load in args.loads:
+        row: dict[str, float] = {"capacity": round(full, 1), "load": load}
+        for name, seen in (("beside", found[load]), ("alone", own[load])):
+            row |= {f"{name}_requests": len(seen.first), f"{name}_refused": seen.refused}
+            row |= {f"{name}_ms_{q}": share(seen.first, q / 100) for q in (50, 99)}
+        for q in (50, 99):
+            row[f"ratio_{q}"] = round(
+                share(found[load].first, q / 100) / share(own[load].first, q / 100), 2
+            )
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
