@@ -105,6 +105,8 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
     if kind != "LORA":
         raise _refused("peft_type", f"must be LORA, got {shown(kind)}")
     _refuse_unknown(raw)
+    if not isinstance(raw.get("target_modules"), str):  # one pattern
+        _names(raw, "target_modules")
     return AdapterConfig(
         rank=_whole(raw, "r", 8),
         alpha=_number("lora_alpha", raw.get("lora_alpha", 8)),
@@ -122,16 +124,28 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _refused("path", f"has more than {_MOST_BYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
     except OSError as error:
         raise InvalidRequest(
             f"{CONFIG_FILE} can't be read: {error.strerror}.", param="path"
         ) from error
+    except InvalidRequest:
+        raise
     except (ValueError, RecursionError) as error:
         raise _refused("path", f"is no valid JSON: {shown(error)}") from error
     if not isinstance(value, dict):
         raise _refused("path", "must hold a JSON object")
     return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON: of a key that is there twice readers take different values."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _refused(key, "is there twice")
+        found[key] = value
+    return found
 
 
 def _refuse_unknown(raw: Mapping[str, Any]) -> None:

@@ -116,7 +116,8 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
         _setting("alpha_pattern", {f"layers.{n}.*": 8 for n in range(65)}),
         _setting("modules_to_save", "lm_head"), _setting("trainable_token_indices", [5, 5]),
         _setting("trainable_token_indices", {"embed_tokens": [-1]}),
-        _setting("trainable_token_indices", "5"),
+        _setting("trainable_token_indices", "5"), _setting("target_modules", 3),
+        _setting("target_modules", {"q_proj": 8}), _setting("target_modules", ["q_proj", 3]),
     ],
 )  # fmt: skip
 def test_fault_20_what_is_not_understood_is_refused_by_name(
@@ -235,6 +236,28 @@ def test_a_broken_configuration_is_refused(tmp_path: Path, modules: Modules, tex
     (tmp_path / CONFIG_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(InvalidRequest):
         read_adapter(tmp_path, modules)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"peft_type": "LORA", "r": 8, "r": 8}', "r"),
+        ('{"peft_type": "LORA", "rank_pattern": {"q_proj": 4, "q_proj": 8}}', "q_proj"),
+    ],
+)
+def test_a_setting_that_is_there_twice_is_refused_by_name(
+    tmp_path: Path, modules: Modules, text: str, key: str
+) -> None:
+    write_adapter(tmp_path, *pirate())
+    (tmp_path / CONFIG_FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidRequest, match="is there twice") as caught:
+        read_adapter(tmp_path, modules)
+    assert caught.value.param == key
+
+
+@pytest.mark.parametrize("value", ["all-linear", ["q_proj"], None])
+def test_target_modules_may_be_a_pattern_names_or_nothing(value: Any) -> None:
+    assert parse_adapter_config({"peft_type": "LORA", "target_modules": value}).rank == 8
 
 
 def test_the_digest_is_of_weights_and_configuration(tmp_path: Path, modules: Modules) -> None:
