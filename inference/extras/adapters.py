@@ -22,7 +22,7 @@ from inference.extras.operations import OperatorView
 from inference.web.known_fields import in_words_of
 from inference.web.views import GatewayRequest
 from tenants.db_threads import in_db_thread, in_file_thread
-from tenants.errors import NotFound, ServiceUnavailable
+from tenants.errors import Conflict, NotFound, ServiceUnavailable
 
 #: A check loads the model; a worker may have others before it.
 CHECKED_WITHIN_S = 600.0
@@ -65,7 +65,7 @@ class LoadAdapterView(OperatorView):
                 model=_text(body, "model"),
                 in_place=_flag(body, "load_inplace"),
             )
-        except InvalidRequest as error:
+        except (InvalidRequest, Conflict) as error:
             raise _in_our_words(error) from None
         await _checked(begun)
         await asyncio.sleep(SEEN_WITHIN_S)
@@ -90,9 +90,9 @@ class UnloadAdapterView(OperatorView):
         return _plain(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _in_our_words(error: InvalidRequest) -> QuireError:
+def _in_our_words(error: InvalidRequest | Conflict) -> QuireError:
     """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
-    told = in_words_of(error, {"path": "lora_path", "name": "lora_name"})
+    told: QuireError = in_words_of(error, {"path": "lora_path", "name": "lora_name"})
     if told.code == NotFound.code:
         return NotFound(str(told), param=told.param)
     return told

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import ConfigDict, model_validator
 
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Refused, ignored_names
 from inference.web.fails_fast import FailsFast
@@ -57,13 +57,14 @@ class KnownFields(FailsFast):
 
 #: A field of a chat's function, as errors name it.
 _FUNCTION = re.compile(r"tools\[(\d+)\]\.function(?:\.(\w+))?")
+Told = TypeVar("Told", bound=QuireError)
 
 
 def in_words_of(
-    error: InvalidRequest,
+    error: Told,
     names: Mapping[str, str],
     function: Callable[[str, str], str] | None = None,
-) -> InvalidRequest:
+) -> Told:
     """The same error with the field as the client calls it.
 
     Args:

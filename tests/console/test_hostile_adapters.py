@@ -102,7 +102,7 @@ def test_what_is_announced_is_refused_by_its_field(admin: Caller, kind: str) -> 
     told = answer.json()["error"]
     assert (answer.status_code, told["param"].partition(".")[0]) == (status, param), told
     if (param, status) == ("name", 400):
-        assert "Letters, digits and . _ @ / - inside." in told["message"]
+        assert "Letters, digits and . _ @ / - inside" in told["message"]
     assert not AdapterUpload.objects.exists()
     assert left() == set()
 

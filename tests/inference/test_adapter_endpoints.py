@@ -113,5 +113,9 @@ async def test_vllms_endpoints_refuse(
         assert reply.status == (404 if words == "No adapter found" else 400), body
         assert words in reply.error["message"]
         assert reply.error["param"] in (None, "lora_path", "lora_name", "load_inplace")
+    named = await operator.post(
+        "/v1/load_lora_adapter", {"lora_name": "fake", "lora_path": str(bad)}
+    )
+    assert (named.status, named.error["param"]) == (409, "lora_name")
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         assert (await gateway.client.post(path, {"lora_name": "x"})).status == 403

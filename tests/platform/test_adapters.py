@@ -160,11 +160,46 @@ def test_shared_adapters_are_seen_by_all_and_changed_by_operators(world: World) 
         access.access_adapter(world.outsider, world.rival, hidden.adapter_id)
 
 
-@pytest.mark.parametrize("name", ["a:b", "", "-a", "a b", "a\n", "x" * 101, "../up"])
+BAD_NAMES = ["a:b", "-a", "a b", "a\n", "x" * 101, "../up", "a//b", "a/./b", "a/../b", "a/..", "a/"]
+
+
+@pytest.mark.parametrize("name", ["", *BAD_NAMES])
 def test_fault_19_bad_names_are_refused(world: World, name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         added(world.owner, world.acme, served(), name=name)
     assert caught.value.param == "name"
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "owner/name-7b.v2", "a/.b/c", "a/_b", "me@there/x", "a...b"]
+)
+def test_names_may_be_paths(world: World, name: str) -> None:
+    assert added(world.owner, world.acme, served(), name=name).adapter.name == name
+
+
+def test_names_that_there_were_before_their_rule_go_on_working(world: World) -> None:
+    model = served()
+    version = checked(world.owner, world.acme, model, promote=True)
+    for rows in (Adapter.objects.all(), version.adapter.aliases.all()):
+        rows.update(name="a//b")
+    later = checked(world.owner, world.acme, model, name="a//b", seed=2)
+    assert actions.promote(actor=world.owner, version=later).version == later
+    assert (later.number, later.adapter) == (2, version.adapter)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_bad_alias_is_refused_by_the_field_that_it_came_in(world: World, name: str) -> None:
+    version = checked(world.owner, world.acme, served(), promote=True)
+    with pytest.raises(InvalidRequest, match=r"^alias: ") as caught:
+        actions.promote(actor=world.owner, version=version, alias=name)
+    assert caught.value.param == "alias"
+
+
+def test_an_alias_that_a_model_has_is_refused_by_its_field(world: World) -> None:
+    version = checked(world.owner, world.acme, served(aliases=["other"]), promote=True)
+    with pytest.raises(Conflict) as caught:
+        actions.promote(actor=world.owner, version=version, alias="other")
+    assert caught.value.param == "alias"
 
 
 def test_a_models_name_is_no_adapters_name(world: World) -> None:

@@ -233,12 +233,12 @@ def check_model(tenant: Tenant | None, served_model: ServedModel) -> None:
         raise NotFound(f"There is no model {served_model.name!r}.", param="model")
 
 
-def check_free(tenant: Tenant | None, name: str) -> None:
-    """Raise `Conflict` for a name that a model has which the tenant may use."""
+def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:
+    """Raise `Conflict` for a name that a model has which the tenant may use; `param`: its field."""
     models = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     taken = models.filter(Q(name=name)).exists()
     if taken or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
-        raise Conflict(f"{name} is a model's name: give the adapter another.", param="name")
+        raise Conflict(f"{name} is what a model is called: give the adapter another.", param=param)
 
 
 def _adapter(

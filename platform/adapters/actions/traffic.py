@@ -121,11 +121,16 @@ def _alias(adapter: Adapter, name: str) -> AdapterAlias:
             raise Conflict(f"{name} is a name of another adapter.", param="alias")
         found.adapter = adapter
         return found
-    check_free(adapter.tenant, name)
+    check_free(adapter.tenant, name, "alias")
     made = AdapterAlias(
         adapter=adapter, tenant=adapter.tenant, served_model=adapter.served_model, name=name
     )
-    save_valid(made)
+    try:
+        save_valid(made)
+    except InvalidRequest as error:
+        if error.param == "name":
+            error.rename("alias")
+        raise
     return made
 
 

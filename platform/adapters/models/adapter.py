@@ -6,10 +6,11 @@ from django.db import models
 from catalog.models import ServedModel
 from tenants.models import Tenant
 
-#: No colon: `base:name` must be read in one way alone.
+#: No colon: `base:name` must be read in one way alone. Clients and proxies shorten paths, so a name
+#: in one must be as short as it gets.
 check_name = RegexValidator(
-    r"\A[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
-    "Letters, digits and . _ @ / - inside.",
+    r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
+    "Letters, digits and . _ @ / - inside, with more than dots between two slashes.",
 )
 
 
