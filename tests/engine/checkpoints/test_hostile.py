@@ -16,6 +16,7 @@ from torch import Tensor
 from engine import LLM
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
 from engine.models.layer_loader import LayerLoader
 from engine.quantization.checkpoint.registry import find_format
 from engine.survey.recipes import RECIPES
@@ -438,7 +439,34 @@ def test_a_weight_of_a_kind_that_the_format_does_not_have(
 # -- the setting ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "name"), [("gptq", "gptq_marlin"), ("ct", "compressed-tensors")])
+#: Of vLLM 0.32.0, without those that round plain weights while they load.
+NAMES = (
+    "awq", "auto_awq", "fp8", "fbgemm_fp8", "fp_quant", "modelopt", "modelopt_fp4",
+    "modelopt_mxfp8", "modelopt_mixed", "auto_gptq", "gptq", "gptq_marlin", "awq_marlin", "humming",
+    "compressed-tensors", "quark", "moe_wna16", "torchao", "inc", "mxfp4", "gpt_oss_mxfp4",
+    "deepseek_v4_fp8",
+)  # fmt: skip
+#: Those.
+AT_LOAD = (
+    "experts_int8", "online", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel",
+    "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
+)  # fmt: skip
+
+
+def test_every_name_of_vllms_is_taken_or_refused_with_what_to_take() -> None:
+    known = {*QUANTIZATIONS, *REFUSED_METHODS}
+    assert known.issuperset(NAMES)
+    assert {name for name in AT_LOAD if "int8" in REFUSED_METHODS[name]} == set(AT_LOAD)
+    assert not REFUSED_METHODS.keys() & set(QUANTIZATIONS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gptq", "gptq_marlin"), ("gptq", "auto_gptq"), ("gptq", "inc"), ("awq", "auto_awq"),
+        ("ct", "compressed-tensors"), ("nvfp4", "modelopt_mixed"),
+    ],
+)  # fmt: skip
 def test_quantization_may_name_the_checkpoints_own_format(
     kind: str, name: str, pairs: Callable[[str], Pair]
 ) -> None:
@@ -455,7 +483,7 @@ def test_quantization_that_names_another_format_is_refused(
         assert caught.value.param == "quantization"
 
 
-@pytest.mark.parametrize("name", ["marlin", "deepspeedfp", "tpu_int8"])
+@pytest.mark.parametrize("name", ["marlin", "deepspeedfp", "tpu_int8", "online", "humming"])
 def test_methods_that_nothing_here_reads_say_what_to_take(name: str) -> None:
     with pytest.raises(ConfigError, match=r"take|use") as caught:
         EngineConfig(model="m", quantization=name)
