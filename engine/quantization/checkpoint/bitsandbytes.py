@@ -1,8 +1,8 @@
 """bitsandbytes: nf4 and fp4 with a table, whose scales may be quantised themselves, and int8.
 
-Four bits: `weight` uint8 [N * K / 2, 1] (the first value of two in the high half), `weight.absmax`
-for each block of the flattened weight, `weight.quant_map` [16], and a JSON in
-`weight.quant_state.bitsandbytes__nf4`; nested scales have `weight.nested_absmax` and
+Four bits: `weight` uint8 [N * K / 2, 1] (the first value of two in the high half), whose bytes may
+be told as floats; `weight.absmax` for each block of the flattened weight, `weight.quant_map` [16],
+and a JSON in `weight.quant_state.bitsandbytes__nf4`; nested scales have `weight.nested_absmax` and
 `weight.nested_quant_map`. Eight: `weight` int8 [N, K] and `SCB` [N], 127 times the scales.
 (Dettmers et al., "QLoRA", 2023.)
 """
@@ -22,7 +22,7 @@ from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.grouped import GroupedMatrix, kernel_group
 from engine.quantization.checkpoint.table import TableMatrix
-from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
+from engine.quantization.checkpoint.tensors import FLOATS, Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix, Rows
 
 _FLOAT = (torch.float32,)
@@ -85,7 +85,7 @@ def _four_bits(parts: Parts) -> Matrix:
     if columns % 2:
         raise parts.wrong("weight", f"has rows of {columns} values, which don't end with a byte")
     count, block = rows * columns, state.number("blocksize")
-    packed = parts.take("weight", (torch.uint8,))
+    packed = parts.take("weight", (torch.uint8, *FLOATS)).reshape(-1).view(torch.uint8)
     if packed.numel() * 2 != count:
         raise parts.wrong("weight", f"holds {packed.numel() * 2} values, not {rows} x {columns}")
     table = parts.scales("weight.quant_map", (16,), dtypes=_FLOAT)

@@ -2,7 +2,7 @@
 
 - integers of up to 8 bits, packed (`weight_packed` int32, `weight_shape`) or not (`weight` int8),
   with `weight_scale` [N, groups], maybe `weight_zero_point` (packed along N) and `weight_g_idx`;
-- FP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8).
+- FP8 and MXFP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8).
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ import torch
 from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.fp4 import e2m1_matrix
-from engine.quantization.checkpoint.fp8 import float8_matrix
+from engine.quantization.checkpoint.fp8 import EXPONENTS, float8_matrix
 from engine.quantization.checkpoint.integers import packed_matrix, plain_matrix
 from engine.quantization.checkpoint.modelopt import nvfp4_matrix
 from engine.quantization.checkpoint.mxfp4 import MXFP4_GROUP
 from engine.quantization.checkpoint.schemes import WeightScheme, scheme_for, weight_schemes
-from engine.quantization.checkpoint.tensors import FLOAT8, Parts, Tensors, modules_with
+from engine.quantization.checkpoint.tensors import (
+    FLOAT8,
+    FLOATS,
+    NAN_EXPONENT,
+    POWERS,
+    Parts,
+    Tensors,
+    modules_with,
+)
 from engine.quantization.matrix import Matrix
 
 _SPARSE = "sparse layouts aren't read: take the dense checkpoint, or llm-compressor's W4A16 of it"
@@ -44,6 +52,7 @@ class CompressedTensors(CheckpointFormat):
             raise sparse.wrong("format", f"is {sparse.get('format')!r}: {_SPARSE}")
         if fields.get("transform_config"):
             raise fields.wrong("transform_config", "rotates activations, which isn't done here")
+        self._format = fields.word("format")
         self._schemes = weight_schemes(fields)
         for scheme in self._schemes:
             _refuse_format(scheme.fields)
@@ -67,13 +76,19 @@ class CompressedTensors(CheckpointFormat):
         if "weight_packed" not in parts:
             kind = parts.tensors.stored_dtype(parts.name("weight"))
             if kind in FLOAT8:
-                return float8_matrix(parts, "weight_scale", scheme.block, "compressed-tensors")
+                return self._float8(parts, scheme)
             return plain_matrix(parts, scheme)
         if "weight" in parts:
             raise parts.wrong("weight", "is there beside weight_packed")
         if scheme.floats:
             return _float4(parts, scheme)
         return packed_matrix(parts, scheme)
+
+    def _float8(self, parts: Parts, scheme: WeightScheme) -> Matrix:
+        block = scheme.block or ((1, scheme.group) if scheme.group else None)
+        kind = scheme.fields.word("format") or self._format
+        dtypes = EXPONENTS if kind == "mxfp8-quantized" else (*FLOATS, *POWERS)
+        return float8_matrix(parts, "weight_scale", block, "compressed-tensors", dtypes)
 
     def _scheme_of(self, parts: Parts) -> WeightScheme:
         found = scheme_for(parts.module, self._schemes)
@@ -100,7 +115,7 @@ def _float4(parts: Parts, scheme: WeightScheme) -> Matrix:
     packed = parts.take("weight_packed", (torch.uint8,))
     shape = (rows, 2 * half // MXFP4_GROUP)
     stored = parts.take("weight_scale", (torch.uint8,), shape)
-    if bool((stored == 255).any()):
+    if bool((stored == NAN_EXPONENT).any()):
         raise parts.wrong("weight_scale", "has values that aren't finite")
     powers = stored.view(torch.float8_e8m0fnu)
     return e2m1_matrix("compressed-tensors mxfp4", packed, powers, MXFP4_GROUP)

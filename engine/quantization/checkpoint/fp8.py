@@ -1,8 +1,8 @@
 """Weights in e4m3 or e5m2 with their scales: `fp8`, `fbgemm_fp8`, and what others have so.
 
 `weight` float8 [N, K], and `weight_scale` (or `weight_scale_inv`, which is no inverse either) for
-all of it, for each row, or for blocks of rows and columns. Scales of activations are read by none:
-activations stay as they are.
+all of it, for each row, or for blocks of rows and columns; of MXFP8 exponents for 32 neighbours.
+Scales of activations are read by none: activations stay as they are.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from engine.quantization.checkpoint.scaled import ScaledMatrix
 from engine.quantization.checkpoint.tensors import (
     FLOAT8,
     FLOATS,
+    NAN_EXPONENT,
     POWERS,
+    Dtypes,
     Parts,
     Tensors,
     modules_with,
 )
 from engine.quantization.matrix import Matrix
 
+#: Of scales that are powers of two.
+EXPONENTS = (*POWERS, torch.uint8)
 _SCALES = ("weight_scale_inv", "weight_scale")
 
 
@@ -58,19 +62,37 @@ def float8_modules(tensors: Tensors) -> list[str]:
     return [name for name in found if tensors.stored_dtype(f"{name}.weight") in FLOAT8]
 
 
-def float8_matrix(parts: Parts, suffix: str, block: tuple[int, int] | None, source: str) -> Matrix:
-    """A weight of 8-bit floats; how its scales lie is seen by their shape."""
+def float8_matrix(
+    parts: Parts,
+    suffix: str,
+    block: tuple[int, int] | None,
+    source: str,
+    dtypes: Dtypes = (*FLOATS, *EXPONENTS),
+) -> Matrix:
+    """A weight of 8-bit floats; how its scales, of these dtypes, lie is seen by their shape."""
     rows, columns = parts.shape("weight", 2)
     values = parts.take("weight", FLOAT8)
     shapes = [(), (1,), (1, 1), (rows,), (rows, 1)]
     if block is not None:
-        shapes.append((-(-rows // block[0]), -(-columns // block[1])))
-    scales = parts.scales(suffix, *shapes, dtypes=(*FLOATS, *POWERS))
+        high, wide = -(-rows // block[0]), -(-columns // block[1])
+        shapes += [(high, wide), (high, 1, wide, 1)]
+    scales = parts.scales(suffix, *shapes, dtypes=dtypes)
+    if scales.dtype == torch.uint8:
+        scales = _powers(parts, suffix, scales)
     return float8_scaled(parts, values, _as_two(scales, rows), source, block)
 
 
+def _powers(parts: Parts, suffix: str, exponents: Tensor) -> Tensor:
+    """Powers of two (e8m0), which MXFP8 keeps as bytes."""
+    if bool((exponents == NAN_EXPONENT).any()):
+        raise parts.wrong(suffix, "has values that aren't finite")
+    return exponents.view(POWERS[0])
+
+
 def _as_two(scales: Tensor, rows: int) -> Tensor:
-    """[rows or 1, columns]."""
+    """[rows or 1, columns]; ModelOpt's of blocks are [rows, 1, columns, 1]."""
+    if scales.dim() == 4:
+        return scales[:, 0, :, 0]
     return scales.reshape(1 if scales.numel() == 1 else rows, 1) if scales.dim() < 2 else scales
 
 

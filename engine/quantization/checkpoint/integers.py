@@ -60,16 +60,23 @@ def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
             group_of=_order(parts, columns, groups, group),
         )  # fmt: skip
     points = parts.take("weight_zero_point", (torch.int8,))
-    if points.numel() not in (1, rows * groups):
-        raise parts.wrong("weight_zero_point", f"has shape {tuple(points.shape)}")
-    points = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
     return GroupedMatrix(
         name, (rows, columns), group, 8,
         lambda at: stored[at].to(torch.int32) + 128,
         scales,
-        lambda at: points[at].to(torch.int32) + 128,
+        _plain_zeros(parts, rows, groups, points, 128),
         _order(parts, columns, groups, group),
     )  # fmt: skip
+
+
+def _plain_zeros(
+    parts: Parts, rows: int, groups: int, points: Tensor, middle: int
+) -> Callable[[Rows], Tensor]:
+    """Zero points int8, a byte each, counted from -`middle` on."""
+    if points.numel() not in (1, rows * groups):
+        raise parts.wrong("weight_zero_point", f"has shape {tuple(points.shape)}")
+    shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
+    return lambda at: shaped[at].to(torch.int32) + middle
 
 
 def _padded(words: Tensor, bits: int) -> Tensor:
@@ -94,14 +101,20 @@ def _scales(parts: Parts, scheme: WeightScheme, rows: int, columns: int) -> tupl
     """Group size, number of groups and scales [N, groups]."""
     group = min(scheme.group or columns, columns)
     groups = -(-columns // group)
+    if scheme.block is not None:
+        high, wide = scheme.block
+        found = parts.scales("weight_scale", (-(-rows // high), -(-columns // wide)))
+        return wide, found.shape[1], found.repeat_interleave(high, 0)[:rows]
     if scheme.group:
         return group, groups, parts.scales("weight_scale", (rows, groups))
-    found = parts.scales("weight_scale", (rows, 1), (rows,), (1,), ())
+    found = parts.scales("weight_scale", (rows, 1), (rows,), (1,), (1, 1), ())
     return group, 1, found.reshape(-1, 1).expand(rows, 1)
 
 
 def _packed_zeros(parts: Parts, bits: int, rows: int, groups: int) -> Callable[[Rows], Tensor]:
-    words = parts.take("weight_zero_point", (torch.int32,))
+    words = parts.take("weight_zero_point", (torch.int32, torch.int8))
+    if words.dtype == torch.int8:  # one for the whole weight isn't packed
+        return _plain_zeros(parts, rows, groups, words, 1 << (bits - 1))
     dense, loose = -(-rows * bits // WORD), -(-rows // pack_factor(bits))
     if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in (dense, loose):
         raise parts.wrong(

@@ -1,4 +1,6 @@
-"""ModelOpt (NVIDIA): FP8 with a scale, and NVFP4: e2m1 with e4m3 scales and one for all."""
+"""ModelOpt (NVIDIA): FP8 with a scale, for blocks or (MXFP8) 32 neighbours, and NVFP4: e2m1 with
+e4m3 scales and one for all.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.fp4 import e2m1_matrix
 from engine.quantization.checkpoint.fp8 import float8_matrix, float8_modules
+from engine.quantization.checkpoint.mxfp4 import MXFP4_GROUP as MX_GROUP
 from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix
 
 NVFP4_GROUP = 16
-_ALGORITHMS = ("fp8", "fp8_per_channel_per_token", "fp8_pb_wo", "nvfp4", "mixed_precision")
+_ALGORITHMS = (
+    "fp8", "fp8_per_channel_per_token", "fp8_pb_wo", "fp8_block_scales", "nvfp4", "w4a16_nvfp4",
+    "mxfp8", "mixed_precision",
+)  # fmt: skip
 
 
 class ModelOpt(CheckpointFormat):
@@ -27,7 +33,8 @@ class ModelOpt(CheckpointFormat):
         inner = fields.object("quantization") or fields
         algorithm = inner.word("quant_algo", "fp8")
         if algorithm not in _ALGORITHMS:
-            raise inner.wrong("quant_algo", f"is {algorithm!r}; known are FP8 and NVFP4")
+            known = ", ".join(_ALGORITHMS)
+            raise inner.wrong("quant_algo", f"is {algorithm!r}; known are {known}")
         inner.integer("group_size", NVFP4_GROUP)
 
     def modules(self, tensors: Tensors) -> Iterable[str]:
@@ -48,8 +55,16 @@ class ModelOpt(CheckpointFormat):
         if "pre_quant_scale" in parts:
             raise parts.wrong("pre_quant_scale", "scales the layer's inputs, which isn't done here")
         if parts.tensors.stored_dtype(parts.name("weight")) != torch.uint8:
-            return float8_matrix(parts, "weight_scale", (128, 128), "modelopt")
+            block = (1, MX_GROUP) if _has_exponents(parts) else (128, 128)
+            return float8_matrix(parts, "weight_scale", block, "modelopt")
         return nvfp4_matrix(parts, "weight", parts.scalar("weight_scale_2"), "modelopt nvfp4")
+
+
+def _has_exponents(parts: Parts) -> bool:
+    """Whether scales are powers of two, as MXFP8's are."""
+    if "weight_scale" not in parts:
+        return False
+    return parts.tensors.stored_dtype(parts.name("weight_scale")) == torch.uint8
 
 
 def nvfp4_matrix(parts: Parts, suffix: str, factor: float, source: str) -> Matrix:

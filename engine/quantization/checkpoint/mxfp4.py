@@ -13,13 +13,11 @@ import torch
 from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.fp4 import e2m1_matrix
-from engine.quantization.checkpoint.tensors import Parts, Tensors
+from engine.quantization.checkpoint.tensors import NAN_EXPONENT, Parts, Tensors
 from engine.quantization.matrix import Matrix
 
 MXFP4_GROUP = 32
 _BLOCKS, _SCALES = "_blocks", "_scales"
-#: The exponent of a NaN.
-_NAN = 255
 
 
 class MXFP4(CheckpointFormat):
@@ -55,7 +53,7 @@ class MXFP4(CheckpointFormat):
             raise own.wrong(_BLOCKS, f"has blocks of {half} bytes, not {MXFP4_GROUP // 2}")
         blocks = own.take(_BLOCKS, (torch.uint8,))[int(number)]
         scales = own.take(_SCALES, (torch.uint8,), (experts, rows, groups))[int(number)]
-        if bool((scales == _NAN).any()):
+        if bool((scales == NAN_EXPONENT).any()):
             raise own.wrong(_SCALES, "has values that aren't finite")
         powers = scales.view(torch.float8_e8m0fnu)
         return e2m1_matrix("mxfp4", blocks.view(rows, groups * half), powers, MXFP4_GROUP)

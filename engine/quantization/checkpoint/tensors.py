@@ -15,6 +15,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: Powers of two as scales.
 POWERS = (torch.float8_e8m0fnu,)
+#: Of such a power that isn't a number.
+NAN_EXPONENT = 255
 
 
 class Tensors(Protocol):

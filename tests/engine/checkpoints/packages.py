@@ -46,14 +46,12 @@ def compressed(kind: str, **weights: Any) -> Writer:
 
 
 def _scales(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor | None]:
-    rows, columns = weight.shape
-    strategy = str(args.strategy)
-    group = args.group_size if strategy == "group" else columns
-    parts = weight.view(1, 1, -1) if strategy == "tensor" else weight.view(rows, -1, group)
+    parts = _parts(weight, args)
     if args.type == "float":
-        return (parts.abs().amax(-1) / 448).view(-1) if strategy == "tensor" else (
-            parts.abs().amax(-1) / 448
-        ), None
+        scales = parts.abs().amax(-1) / 448
+        if args.scale_dtype == torch.uint8:
+            scales = scales.log2().ceil().exp2()
+        return scales.view(-1) if args.strategy == "tensor" else scales, None
     most = (1 << args.num_bits) - 1
     # As they come with a model in bfloat16: float16 holds them.
     if args.symmetric:
@@ -64,21 +62,33 @@ def _scales(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor | No
     return scales, zeros.to(torch.int8)
 
 
-def bitsandbytes4(kind: str, nested: bool) -> Writer:
+def _parts(weight: Tensor, args: QuantizationArgs) -> Tensor:
+    """[scales' rows, scales' columns, values that share one]."""
+    rows, columns = weight.shape
+    if args.strategy == "tensor":
+        return weight.view(1, 1, -1)
+    if args.strategy == "block":
+        assert args.block_structure is not None
+        high, wide = args.block_structure
+        return weight.view(rows // high, high, columns // wide, wide).transpose(1, 2).flatten(2)
+    return weight.view(rows, -1, args.group_size if args.strategy == "group" else columns)
+
+
+def bitsandbytes4(kind: str, nested: bool, storage: torch.dtype = torch.uint8) -> Writer:
     """By bitsandbytes' own functions; it dequantises wrongly where widths aren't whole blocks."""
 
     def write(weight: Tensor) -> Written:
         from bitsandbytes import functional as bnb
 
         packed, state = bnb.quantize_4bit(
-            weight, quant_type=kind, blocksize=64, compress_statistics=nested
+            weight, quant_type=kind, blocksize=64, compress_statistics=nested, quant_storage=storage
         )
         kept = {f"weight.{name}": t for name, t in state.as_dict(packed=True).items()}
         code = state.code.float()
         absmax = state.absmax
         if nested:
             absmax = bnb.dequantize_blockwise(state.absmax, state.state2) + state.offset
-        flat = packed.flatten()
+        flat = packed.flatten().view(torch.uint8)
         numbers = torch.stack((flat >> 4, flat & 15), -1).flatten().long()
         factors = absmax.float().repeat_interleave(64)[: weight.numel()]
         whole = (code[numbers][: weight.numel()] * factors).view(weight.shape)

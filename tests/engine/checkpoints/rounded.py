@@ -218,7 +218,7 @@ def float8_words(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
 
 def table_words(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
     """bitsandbytes' entries: whole 32767ths of the largest."""
-    table, packed = stored["weight.quant_map"], stored["weight"].flatten()
+    table, packed = stored["weight.quant_map"], stored["weight"].flatten().view(torch.uint8)
     codes = torch.stack((packed >> 4, packed & 15), -1).view(weight.shape).long()
     kept = (table / table.abs().max() * 32767).round() / 32767 * table.abs().max()
     return weight * torch.where(table == 0, 1.0, kept / table)[codes]

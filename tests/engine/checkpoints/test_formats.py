@@ -60,11 +60,12 @@ def _gptq(level: str, **how: Any) -> Format:
 
 
 def _compressed(kind: str, level: str, **weights: Any) -> Format:
-    rounding = Rounding(group=weights.get("group_size"))
+    group = weights.get("group_size") or weights.get("block_structure", (None,))[-1]
+    floats = Rounding("float8", group, float8_words, compiled=True)
+    rounding = floats if weights["type"] == "float" else Rounding(group=group)
     return Format(
-        {**scheme(**weights), "format": kind}, compressed(kind, **weights), level,
-        _BY_TENSOR if weights["type"] == "float" else rounding,
-    )  # fmt: skip
+        {**scheme(**weights), "format": kind}, compressed(kind, **weights), level, rounding
+    )
 
 
 def _hqq(bits: int, level: str) -> Format:
@@ -84,7 +85,8 @@ def _torchao(group: int | None) -> Format:
 
 
 _GROUPED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
-_ROWS8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+_INT8 = {"num_bits": 8, "type": "int"}
+_ROWS8 = {**_INT8, "strategy": "channel"}
 _FLOAT8 = {"num_bits": 8, "type": "float"}
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -136,6 +138,7 @@ FORMATS: dict[str, Format] = {
     "bnb-nf4": Format(_BNB, packages.bitsandbytes4("nf4", False), "kept", _BLOCKS),
     "bnb-fp4": Format(_BNB, packages.bitsandbytes4("fp4", False), "kept", _BLOCKS),
     "bnb-nested": Format(_BNB, packages.bitsandbytes4("nf4", True), "kept", _BLOCKS),
+    "bnb-bf16": Format(_BNB, packages.bitsandbytes4("nf4", False, torch.bfloat16), "kept", _BLOCKS),
     "bnb-int8": Format(
         {"quant_method": "bitsandbytes", "load_in_8bit": True}, writers.bitsandbytes_int8, "kept",
         Rounding(group=None, weights=half_scales(lambda stored: stored["SCB"][:, None] / 127)),
@@ -146,8 +149,14 @@ FORMATS: dict[str, Format] = {
     "ct-w8a16": _compressed("pack-quantized", "kept", **_ROWS8),
     "ct-w8a8": _compressed("int-quantized", "kept", **_ROWS8),
     "ct-w8-zeros": _compressed("int-quantized", "kept", symmetric=False, **_ROWS8),
+    "ct-w8-block": _compressed("int-quantized", "kept", strategy="block",
+                               block_structure=[32, 32], **_INT8),
     "ct-fp8-tensor": _compressed("float-quantized", "kept", strategy="tensor", **_FLOAT8),
     "ct-fp8-row": _compressed("float-quantized", "kept", strategy="channel", **_FLOAT8),
+    "ct-fp8-group": _compressed("float-quantized", "kept", strategy="group", group_size=32,
+                                **_FLOAT8),
+    "ct-mxfp8": _compressed("mxfp8-quantized", "kept", strategy="group", group_size=32,
+                            scale_dtype="torch.uint8", **_FLOAT8),
     "ct-mxfp4": Format({**scheme(**_MXFP4), "format": "mxfp4-pack-quantized"}, writers.dense_mxfp4,
                        "kept"),
     "ct-nvfp4": Format(
