@@ -12,11 +12,16 @@ from engine.contract.quantization import CHECKPOINT_METHODS, ROUNDED
 from engine.models.gguf.folder import source_of
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.modelopt import quantization_of
-from engine.quantization.checkpoint.registry import find_format
+from engine.quantization.checkpoint.registry import find_format, told_of
 from engine.text.files import parse_object, read_text
 
 #: ModelOpt's own file, which its older checkpoints have instead of `quantization_config`.
 MODELOPT_FILE = "hf_quant_config.json"
+#: Of the time before `quantization_config`. They don't name the method: it must be asked for.
+_OLD_FILES = {
+    "awq": ("quant_config.json", "quantize_config.json"),
+    "gptq": ("quantize_config.json",),
+}
 #: Formats whose weights may be floats of 8 bits: "fp8" then names what is there already.
 _EIGHT_BIT_FLOATS = ("fp8", "modelopt", "compressed-tensors")
 
@@ -40,7 +45,7 @@ def quantized(folder: Path, raw: dict[str, Any], config: EngineConfig) -> Quanti
     Raises `ModelLoadError` for a format that isn't read, and `ConfigError` where `quantization`
     names another one than the checkpoint's.
     """
-    form = find_format(_told(folder, raw))
+    form = find_format(_told(folder, raw, config.quantization))
     asked = config.quantization
     if asked is None:
         return Quantized(form, None)
@@ -63,10 +68,16 @@ def _name(form: CheckpointFormat | None, folder: Path) -> str:
     return "gguf" if source_of(folder) is not None else ""
 
 
-def _told(folder: Path, raw: dict[str, Any]) -> Any:
-    """`quantization_config`, or ModelOpt's own file."""
-    told = raw.get("quantization_config") or raw.get("compression_config")
-    path = folder / MODELOPT_FILE
-    if told or not path.is_file():
+def _told(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
+    """What config.json says, or a file beside it."""
+    told = told_of(raw)
+    if told:
         return told
-    return quantization_of(parse_object(read_text(path), path), str(path))
+    path = folder / MODELOPT_FILE
+    if path.is_file():
+        return quantization_of(parse_object(read_text(path), path), str(path))
+    for method in CHECKPOINT_METHODS.get(asked or "", ()):
+        for path in (folder / name for name in _OLD_FILES.get(method, ())):
+            if path.is_file():
+                return {**parse_object(read_text(path), path), "quant_method": method}
+    return None

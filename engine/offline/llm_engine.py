@@ -23,6 +23,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.profile import Profile
 from engine.core.stats_log import StatsLog
 from engine.model_loader.loader import resolve_folder
+from engine.model_loader.quantized import quantized
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
@@ -460,7 +461,8 @@ class LLMEngine:
                 param="quantization",
             )
         folder = resolve_folder(self.config)
-        if find_gguf(Path(self.config.model)) or "quantization_config" in read_config(folder):
+        form = quantized(folder, read_config(folder), self.config).form
+        if find_gguf(Path(self.config.model)) or form is not None:
             raise InvalidRequest(
                 f"{self.config.model} is quantised already: copy it as it is.", param="path"
             )

@@ -36,6 +36,7 @@ _ALIASES = {
     "modelopt_fp4": "modelopt",
     "nvfp4": "modelopt",
     "gptqmodel": "gptq",
+    "sparseml": "compressed-tensors",
 }
 _PLAIN = (
     "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
@@ -69,6 +70,26 @@ def register_format(form: type[CheckpointFormat]) -> None:
     docs/extending/quantization-format.md.
     """
     FORMATS[form.name] = form
+
+
+def told_of(config: Mapping[str, Any]) -> Any:
+    """What a config.json says of quantisation, in any of its places: of the text model it's all.
+
+    Older compressed-tensors have it as `compression_config`, also within that.
+    """
+    for place in (config, config.get("text_config")):
+        told = _told_in(place) if isinstance(place, Mapping) else None
+        if told:
+            return told
+    return None
+
+
+def _told_in(place: Mapping[str, Any]) -> Any:
+    told = place.get(_PATH) or place.get("compression_config")
+    inner = told.get(_PATH) if isinstance(told, Mapping) else None
+    if not isinstance(told, Mapping) or not isinstance(inner, Mapping):
+        return told
+    return {"quant_method": CompressedTensors.name, **told, **inner}
 
 
 def find_format(quantization_config: Any) -> CheckpointFormat | None:
