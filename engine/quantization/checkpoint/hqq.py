@@ -19,6 +19,7 @@ from engine.quantization.checkpoint.grouped import GroupedMatrix
 from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix, Rows
 
+_AXIS = "must be 1: take a checkpoint that was quantised with axis=1"
 _PARTS = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 _META = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float",
@@ -38,7 +39,7 @@ class HQQ(CheckpointFormat):
         self._bits = weights.integer("nbits", 4, _PARTS)
         self._group = weights.integer("group_size", 64)
         if weights.integer("axis", 1) != 1:
-            raise weights.wrong("axis", "is 0: take a checkpoint that was quantised with axis=1")
+            raise weights.wrong("axis", _AXIS)
         for name in ("quant_scale", "quant_zero"):
             if weights.boolean(name, False):
                 raise weights.wrong(name, "is on: quantised scales and zero points aren't read")
@@ -59,6 +60,8 @@ class HQQ(CheckpointFormat):
         )
         if bits not in _PARTS or group < 1:
             raise parts.wrong("nbits", f"is {bits} with groups of {group}")
+        if self._number(parts, "axis", 1) != 1:
+            raise parts.wrong("axis", _AXIS)
         kept = torch.int32 if bits == 3 else torch.uint8
         packed = parts.take("W_q", (kept,))
         rows, columns = self._shape(parts)
@@ -67,8 +70,9 @@ class HQQ(CheckpointFormat):
         if rows * columns % group or columns % group or packed.numel() != below * group:
             raise parts.wrong("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
         flat, each = packed.reshape(below, group), columns // group
-        scales = parts.scales("scale", (total, 1), (1, total), (total,))
-        zeros = parts.scales("zero", (total, 1), (1, total), (total,)).reshape(rows, each)
+        # [1, groups] would be of axis 0.
+        scales = parts.scales("scale", (total, 1), (total,))
+        zeros = parts.scales("zero", (total, 1), (total,)).reshape(rows, each)
 
         def values(at: Rows) -> Tensor:
             numbers = row_numbers(at, rows)[:, None] * each + torch.arange(each)

@@ -157,6 +157,8 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("hqq", "nbits", high),
         ("hqq", "nbits", empty),
         ("hqq", "shape", high),
+        ("hqq", "axis", high),
+        ("hqq", "scale", lambda tensor: tensor.T.contiguous()),
         ("bnb8", "SCB", gone),
         ("bnb8", "SCB", nan),
         ("bnb8", "SCB", cut),

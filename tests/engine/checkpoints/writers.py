@@ -178,6 +178,7 @@ def hqq(bits: int, group: int = 32) -> Writer:
             "shape": torch.tensor([rows, columns]),
             "nbits": torch.tensor([bits]),
             "group_size": torch.tensor([group]),
+            "axis": torch.tensor(1),
         }
         return tensors, ((values - zero) * scale).view(rows, columns)
 
