@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from engine.model_loader.refusals import (
 )
 from engine.models.architectures import decoder_spec, is_known
 from engine.models.backend import with_backend
+from engine.models.cache import KVScales
 from engine.models.decoder import NativeDecoder
 from engine.models.draft_layers import without_them
 from engine.models.interface import EngineModel, ModelSpec
@@ -179,11 +180,15 @@ def _native(order: Order, outside: Any = None) -> Built:
     if outside is not None:
         refuse_kv_scale_file(config, spec.architecture)
     model_type = str(raw.get("model_type"))
-    scales = read_kv_scale_file(path, model_type, spec.num_layers) if path else []
+    scales: Sequence[KVScales | None] = ()
+    if path:
+        scales = read_kv_scale_file(path, model_type, spec.num_layers)
     weights = open_weights(folder, config, ops.device, form)
+    if isinstance(model, NativeDecoder) and not scales:
+        scales = read_kv_scales(weights, model.spec)  # before layers take memory
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
-        model.kv_scales = [*scales] or read_kv_scales(weights, model.spec)
+        model.kv_scales = [*scales]
     unread = weights.unread()
     if outside is None:
         unread = without_them(unread, spec, raw)  # whoever drafts with them reads them

@@ -42,7 +42,10 @@ def read_kv_scales(weights: object, spec: DecoderSpec) -> list[KVScales | None]:
     """What the checkpoint says, by layer; None where it says nothing.
 
     Known are k_scale and v_scale beside the attention's weights, or of its key and value
-    projections (also as output_scale), and one kv_scale for both. -1 stands for none.
+    projections (also as output_scale), and one kv_scale for both. -1 stands for none; where one
+    of the two is there, it is for both.
+
+    Raises `ModelLoadError`, which names the tensor, for others than positive finite numbers.
     """
     found: list[KVScales | None] = []
     for index in range(spec.num_layers):
@@ -50,10 +53,8 @@ def read_kv_scales(weights: object, spec: DecoderSpec) -> list[KVScales | None]:
         keys, values = (
             _first(weights, spec, [at + name.format(part) for name in _NAMES]) for part in "kv"
         )
-        if keys is None or values is None:
-            found.append(None)
-        else:
-            found.append(KVScales(keys, values))
+        keys, values = (values if keys is None else keys), (keys if values is None else values)
+        found.append(None if keys is None or values is None else KVScales(keys, values))
     return found
 
 
@@ -71,14 +72,16 @@ def _first(weights: object, spec: DecoderSpec, names: list[str]) -> Tensor | Non
             if scale is None or bool((scale == -1).all()):
                 continue
             if scale.numel() not in (1, spec.num_kv_heads):
-                raise ModelLoadError(
-                    f"{name!r} has {scale.numel()} values, not 1 or {spec.num_kv_heads}.",
-                    param="model",
-                )
+                why = f"has {scale.numel()} values, not 1 or {spec.num_kv_heads}"
+                raise _wrong(name, why)
             if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise ModelLoadError(f"{name!r} isn't positive and finite.", param="model")
+                raise _wrong(name, "isn't positive and finite")
             return scale.flatten()
     return None
+
+
+def _wrong(name: str, why: str) -> ModelLoadError:
+    return ModelLoadError(f"{name!r} {why}.", param=name.rpartition(".")[2])
 
 
 def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, most: int) -> list[int]:

@@ -110,6 +110,8 @@ def _refuse_format(fields: Fields) -> None:
 def _float4(parts: Parts, scheme: WeightScheme) -> Matrix:
     if scheme.group != MXFP4_GROUP:
         factor = 1.0 / parts.scalar("weight_global_scale")
+        if abs(factor) > torch.finfo(torch.float32).max:
+            raise parts.wrong("weight_global_scale", "is too small: what it divides isn't finite")
         return nvfp4_matrix(parts, "weight_packed", factor, "compressed-tensors nvfp4")
     rows, half = parts.shape("weight_packed", 2)
     packed = parts.take("weight_packed", (torch.uint8,))

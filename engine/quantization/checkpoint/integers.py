@@ -35,7 +35,11 @@ def packed_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
         return unpack_columns(picked, bits, columns)
 
     group, groups, scales = _scales(parts, scheme, rows, columns)
-    zeros = 1 << (bits - 1)
+    zeros: Callable[[Rows], Tensor] | int = 1 << (bits - 1)
+    if not scheme.symmetric:
+        zeros = _packed_zeros(parts, bits, rows, groups)
+    elif "weight_zero_point" in parts:
+        _refuse_others(parts, _packed_zeros(parts, bits, rows, groups), 1 << (bits - 1))
     return GroupedMatrix(
         f"compressed-tensors int{bits} g{group}",
         (rows, columns),
@@ -43,7 +47,7 @@ def packed_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
         bits,
         values,
         scales,
-        zeros if scheme.symmetric else _packed_zeros(parts, bits, rows, groups),
+        zeros,
         _order(parts, columns, groups, group),
     )
 
@@ -55,6 +59,9 @@ def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
     group, groups, scales = _scales(parts, scheme, rows, columns)
     name = f"compressed-tensors int8 g{group}"
     if scheme.symmetric:
+        if "weight_zero_point" in parts:
+            points = parts.take("weight_zero_point", (torch.int8,))
+            _refuse_others(parts, _plain_zeros(parts, rows, groups, points, 0), 0)
         return GroupedMatrix(
             name, (rows, columns), group, 8, lambda at: stored[at], scales,
             group_of=_order(parts, columns, groups, group),
@@ -77,6 +84,12 @@ def _plain_zeros(
         raise parts.wrong("weight_zero_point", f"has shape {tuple(points.shape)}")
     shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
     return lambda at: shaped[at].to(torch.int32) + middle
+
+
+def _refuse_others(parts: Parts, zeros: Callable[[Rows], Tensor], middle: int) -> None:
+    """Of a weight that config.json says has no zero points: those that are there stand for none."""
+    if bool((zeros(slice(None)) != middle).any()):
+        raise parts.wrong("weight_zero_point", "is there, but config.json says symmetric")
 
 
 def _padded(words: Tensor, bits: int) -> Tensor:

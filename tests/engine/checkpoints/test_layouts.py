@@ -16,7 +16,7 @@ from engine.models.quantized_weights import QuantizedWeights
 from tests.engine.checkpoints.folders import FILE
 from tests.engine.checkpoints.packages import compressed, scheme
 from tests.engine.checkpoints.test_formats import opened
-from tests.engine.checkpoints.writers import Written
+from tests.engine.checkpoints.writers import Written, packed_nvfp4
 
 AT = "model.layers.0.mlp.down_proj"
 ROWS, COLUMNS = 200, 352
@@ -100,3 +100,32 @@ def test_a_zero_point_is_one_or_one_a_group(tmp_path: Path) -> None:
     tensors["weight_zero_point"] = torch.zeros(3, dtype=torch.int8)
     with pytest.raises(ModelLoadError, match=rf"{AT}\.weight_zero_point' has shape \(3,\)"):
         read(tmp_path, "one-zero-point", tensors)
+
+
+@pytest.mark.parametrize("kind", ["pack-quantized", "int-quantized"])
+def test_zero_points_beside_symmetric_weights_must_stand_for_none(
+    kind: str, tmp_path: Path
+) -> None:
+    said = {"num_bits": 8, "type": "int", "strategy": "channel"}
+    config = {**scheme(**said), "format": kind}
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
+    tensors, plain = compressed(kind, **said)(weight)
+    none, some = torch.zeros(64, 1, dtype=torch.int8), torch.ones(64, 1, dtype=torch.int8)
+    for points in (none, some):
+        kept = {f"{AT}.{part}": t for part, t in {**tensors, "weight_zero_point": points}.items()}
+        save_file(kept, tmp_path / FILE)
+        if points is none:
+            matrix = opened(tmp_path, config).matrix(f"{AT}.weight", (64, 64))
+            torch.testing.assert_close(matrix.floats(slice(None)), plain)
+            continue
+        with pytest.raises(ModelLoadError, match=rf"{AT}\.weight_zero_point' is there, but"):
+            opened(tmp_path, config)
+
+
+def test_a_scale_whose_inverse_is_no_float_is_refused_by_name(tmp_path: Path) -> None:
+    said = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    tensors, _ = packed_nvfp4(torch.randn(64, 64))
+    tensors["weight_global_scale"] = torch.tensor([1e-42])
+    save_file({f"{AT}.{part}": t for part, t in tensors.items()}, tmp_path / FILE)
+    with pytest.raises(ModelLoadError, match=rf"{AT}\.weight_global_scale' is too small"):
+        opened(tmp_path, {**scheme(**said), "format": "nvfp4-pack-quantized"})

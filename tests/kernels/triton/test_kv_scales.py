@@ -94,12 +94,25 @@ def test_scales_of_the_checkpoint_come_first(folder):
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.0), torch.tensor(float("nan")), torch.ones(7)])
-def test_scales_that_make_no_sense_are_refused(folder, value):
+def test_scales_that_make_no_sense_are_refused(folder, value, monkeypatch):
+    """By the tensor's name, before any layer is read."""
+    monkeypatch.setattr(NativeDecoder, "load", None)
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.self_attn.v_scale"] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match="v_scale"):
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.1\.self_attn\.v_scale") as raised:
         load(folder)
+    assert raised.value.param == "v_scale"
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_a_scale_that_is_there_alone_is_for_both(folder, name):
+    weights = load_file(folder / "model.safetensors")
+    weights[f"model.layers.1.self_attn.{name}"] = torch.tensor(0.25)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    first, second = load(folder).model.kv_scales
+    assert first is None
+    assert (second.keys.tolist(), second.values.tolist()) == ([0.25], [0.25])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
