@@ -31,8 +31,9 @@ class Migration(migrations.Migration):
                         max_length=100,
                         validators=[
                             django.core.validators.RegexValidator(
-                                "\\A[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
-                                "Letters, digits and . _ @ / - inside.",
+                                r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
+                                "Letters, digits and . _ @ / - inside, "
+                                "with more than dots between two slashes.",
                             )
                         ],
                     ),
@@ -215,8 +216,9 @@ class Migration(migrations.Migration):
                         max_length=100,
                         validators=[
                             django.core.validators.RegexValidator(
-                                "\\A[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
-                                "Letters, digits and . _ @ / - inside.",
+                                r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
+                                "Letters, digits and . _ @ / - inside, "
+                                "with more than dots between two slashes.",
                             )
                         ],
                     ),
