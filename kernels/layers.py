@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -265,6 +265,18 @@ class DecoderLayerWeights:
     group: int = 0
 
 
+class LayerInputs(NamedTuple):
+    """What some layers of a pass begin with, of each of its tokens.
+
+    Attributes:
+        layers: their numbers, ascending.
+        states: float32 [T, len(layers) * H], gets it, side by side.
+    """
+
+    layers: Sequence[int]
+    states: Tensor
+
+
 class CompiledDecoder(ABC):
     """All layers of a decoder and its final norm in one call."""
 
@@ -280,22 +292,28 @@ class CompiledDecoder(ABC):
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableUse] = (),
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, float32 [R, H].
 
         hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
         last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
         `others` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
-        tokens that go through one, as for `KernelSet.add_lora`. The rest is as for `rope_and_cache`
-        and `paged_attention`.
+        tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
+        begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
+
+        Raises ValueError for what doesn't fit together.
         """
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
         """An adapter for this decoder; None where it changes what one call can't have changed."""
         return None
 
-    def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep | None:
-        """Whole decode steps in one call each, where this set has that; else None.
+    def compile_step(
+        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
+    ) -> CompiledStep | None:
+        """Whole decode steps in one call each, where this set has that; else None. With `taps`,
+        layers, they tell of what these begin with.
 
         They give what this decoder and the operations around it do, to the bit. The layers must be
         of this set. Raises ValueError for what doesn't fit together.

@@ -124,7 +124,8 @@ class BoundStep(ABC):
         """One token a row. Those of the rows that the step chooses for; -1 where the logits are no
         numbers to choose by.
 
-        `hidden`, float32 [tokens of all rows, H], gets what the head took.
+        `hidden`, float32 [tokens of all rows, H], gets what the head took; where the step was made
+        with taps, [.., taps * H], what those layers began with, side by side.
         """
 
     @abstractmethod

@@ -109,10 +109,12 @@ class CpuDevice(Device):
         model, batch = parts.loaded.model, parts.batch
         if not is_on("step") or not isinstance(model, NativeDecoder):
             return None
-        step = model.compile_step(tables_of(batch))
+        taps = () if parts.hidden is None else parts.hidden.taps
+        step = model.compile_step(tables_of(batch), taps)
         if step is None:
             return None
-        hidden = None if parts.hidden is None else (parts.hidden, model.spec.hidden_size)
+        width = model.spec.hidden_size * max(1, len(taps))
+        hidden = None if parts.hidden is None else (parts.hidden, width)
         return DecodeSteps(step, batch, sampler, model.spec.vocab_size, parts.masks, hidden)
 
     def close(self) -> None:

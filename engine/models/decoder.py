@@ -209,8 +209,10 @@ class NativeDecoder(Adaptable):
         self.kv_caches, self._compiled = [], None
         self._kept, self._states = [], None
 
-    def compile_step(self, tables: StepTables) -> CompiledStep | None:
-        """Whole decode steps in one call over the running batch; None: not this model."""
+    def compile_step(self, tables: StepTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:
+        """Whole decode steps in one call over the running batch, which tell of what the layers
+        `taps` begin with; None: not this model.
+        """
         spec = self.spec
         if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
             return None
@@ -219,7 +221,7 @@ class NativeDecoder(Adaptable):
             self.embedding, self.lm_head, self._positions, offset, spec.embedding_scale,
             spec.logit_scale,
         )  # fmt: skip
-        return self._compiled.compile_step(ends, tables)
+        return self._compiled.compile_step(ends, tables, taps)
 
     # -- adapters -----------------------------------------------------------------------------
 
@@ -267,10 +269,8 @@ class NativeDecoder(Adaptable):
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
         residual, adapters = self._embed(token_ids, context), context.adapters
-        if taps is not None and not adapters and (x := taps.run(residual, context)) is not None:
-            return x
         tables = adapters.tables()
-        if self._compiled is not None and tables is not None and taps is None:
+        if self._compiled is not None and tables is not None:
             return self._compiled(
                 residual,
                 context.positions,
@@ -281,6 +281,7 @@ class NativeDecoder(Adaptable):
                 context.logits_rows,
                 [(group.slot_mapping, group.block_tables) for group in context.others],
                 tables,
+                None if taps is None else taps.room(residual),
             )
         if not adapters and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)

@@ -53,14 +53,13 @@ class DecodeSteps:
         masks: GrammarInbox,
         hidden: tuple[HiddenKeeper, int] | None = None,
     ) -> None:
-        """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, and its
-        width; None: nobody asks.
+        """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, or what its
+        taps' layers began with, as `step` tells of it, and how wide that is; None: nobody asks.
         """
         self._step = step
         self._batch = batch
         self._masks = masks
         self._hidden, self.keeps = hidden, False
-        self._taps = () if hidden is None else hidden[0].taps
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._most = MOST_LOGITS // vocab_size
@@ -81,9 +80,6 @@ class DecodeSteps:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
-        if self.keeps and self._taps:  # one call shows no state between its layers
-            self._seq_ids, self._run = [], None
-            return None
         rewound = plan.rewound and self._sampled
         fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
         if fresh or plan.awaits_masks != self._masked:

@@ -57,7 +57,7 @@ class ModelRunner:
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
-        return Taps(cast(NativeDecoder, self.model), layers) if layers else None
+        return Taps(layers) if layers else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""

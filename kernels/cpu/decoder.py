@@ -15,7 +15,7 @@ from kernels.cpu.checks import address, check_dense
 from kernels.cpu.experts import CpuExperts, activation_of, handle_of, sizes_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
 from kernels.cpu.lora import CpuLoraTable, LoraGroups
-from kernels.cpu.step import CpuStep
+from kernels.cpu.step import CpuStep, layer_numbers
 from kernels.cpu.threads import num_threads
 from kernels.interface import (
     ActivationSpec,
@@ -23,6 +23,7 @@ from kernels.interface import (
     DecoderLayerWeights,
     DecoderShape,
     HeadNormWeights,
+    LayerInputs,
     NormWeights,
 )
 from kernels.lora import LayerLoras, LoraTable, TableUse
@@ -67,6 +68,7 @@ class CpuDecoder(CompiledDecoder):
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableUse] = (),
+        inputs: LayerInputs | None = None,
     ) -> Tensor:
         """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
@@ -83,16 +85,22 @@ class CpuDecoder(CompiledDecoder):
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
         if rows is not None and not self._skips_rows:
             everything = (hidden, positions, slot_mapping, block_tables, seq_lens, query_start_loc)
-            return self(*everything, others=others, adapters=adapters)[rows]
+            return self(*everything, others=others, adapters=adapters, inputs=inputs)[rows]
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()
-        loras = LoraGroups(adapters)
+        loras, taps, tapped = LoraGroups(adapters), layer_numbers((), 0), None
+        if inputs is not None:
+            taps = layer_numbers(inputs.layers, len(self._sizes))
+            check_dense(
+                "inputs", inputs.states, (tokens, len(taps) * self.hidden_size), torch.float32
+            )
+            tapped = inputs.states.data_ptr()
         out = torch.empty((tokens if rows is None else wanted, self.hidden_size))
         status = self._run(
             self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,
             len(groups), seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
-            at_rows, wanted, loras.table, loras.count, num_threads(),
+            at_rows, wanted, loras.table, loras.count, taps, len(taps), tapped, num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -103,9 +111,13 @@ class CpuDecoder(CompiledDecoder):
         known = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
         return CpuLoraTable(layers, self._sizes) if known else None
 
-    def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep:
+    def compile_step(
+        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
+    ) -> CompiledStep:
         """See `CompiledDecoder.compile_step`."""
-        return CpuStep(self._library, (self._handle, self), self.hidden_size, ends, tables)
+        numbers = layer_numbers(taps, len(self._sizes))
+        decoder = self._handle, self
+        return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)
 
 
 def _sizes(layer: DecoderLayerWeights) -> dict[str, tuple[int, int]]:

@@ -40,7 +40,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
     "quire_top_logprobs": [P, P, P, P, P, L, L, P, L, N],
     "quire_run_experts": [P, P, P, L, P, L, N],
-    "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, P, L, N],
+    "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, P, L, P, L, P, N],
     "quire_step_run": [P, P, P, L, L, P, P, P, L, N],
     "quire_add_lora": [P, L, P, L, L, P, L, N],
     "quire_pack_lora_inputs": [P, P, L, L, N],

@@ -33,16 +33,18 @@ class CpuStep(CompiledStep):
         hidden_size: int,
         ends: StepEnds,
         tables: StepTables,
+        taps: ctypes.Array[ctypes.c_int64],
     ) -> None:
-        """`decoder`: its address, and who keeps it."""
-        self._kept = (decoder[1], ends, tables)
-        handle = library.step_new(
-            ctypes.byref(_ends(decoder[0], hidden_size, ends)), ctypes.byref(_tables(tables))
-        )
+        """`decoder`: its address, and who keeps it; `taps`: layers whose inputs it tells of."""
+        self._kept = (decoder[1], ends, tables, taps)
+        described = _ends(decoder[0], hidden_size, ends)
+        described.taps, described.num_taps = ctypes.addressof(taps), len(taps)
+        handle = library.step_new(ctypes.byref(described), ctypes.byref(_tables(tables)))
         if not handle:
             raise MemoryError("no memory for the description of a step")
         self.handle, self.run = handle, library.step_run
-        self.vocab_size, self.hidden_size = ends.head.out_features, hidden_size
+        self.vocab_size = ends.head.out_features
+        self.told_size = hidden_size * max(1, len(taps))
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def over(
@@ -68,7 +70,7 @@ class CpuBoundStep(BoundStep):
         adapters: LoraGroups,
     ) -> None:
         count, self._vocab_size = len(rows), step.vocab_size
-        self._hidden_size = step.hidden_size
+        self._told_size = step.told_size
         check_dense("rows", rows, (count,), torch.int64)
         chosen = count if logits is None else count - len(logits)
         if logits is not None:
@@ -123,10 +125,10 @@ class CpuBoundStep(BoundStep):
         return found
 
     def _hidden_of(self, hidden: Tensor | None, tokens: int) -> int | None:
-        """The address of where the head's inputs go."""
+        """The address of where the head's inputs go, or those of the taps' layers."""
         if hidden is None:
             return None
-        check_dense("hidden", hidden, (tokens, self._hidden_size), torch.float32)
+        check_dense("hidden", hidden, (tokens, self._told_size), torch.float32)
         return hidden.data_ptr()
 
     def _new_scores(self, tokens: int) -> StepScores | None:
@@ -135,6 +137,14 @@ class CpuBoundStep(BoundStep):
         shape = (tokens, 1 + self._most)
         ids, ranks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         return StepScores(ids, torch.zeros(shape), ranks)
+
+
+def layer_numbers(layers: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
+    """Some of a decoder's `count` layers. Raises ValueError unless they ascend and are there."""
+    numbers = list(layers)
+    if numbers != sorted(set(numbers)) or not all(0 <= each < count for each in numbers):
+        raise ValueError(f"layers {numbers} must ascend, of {count}")
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _result(

@@ -152,6 +152,8 @@ class StepEnds(ctypes.Structure):
         *((name, P) for name in ("decoder", "embedding", "head", "positions")),
         *((name, L) for name in ("num_positions", "position_offset")),
         *((name, F) for name in ("embedding_scale", "logit_scale")),
+        ("taps", P),
+        ("num_taps", L),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.attention.args import AttentionArgs
-from kernels.interface import DecoderLayerWeights, DecoderShape, NormWeights
+from kernels.interface import DecoderLayerWeights, DecoderShape, LayerInputs, NormWeights
 
 SHAPE = DecoderShape(
     hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32, intermediate_size=160,
@@ -145,6 +145,35 @@ def check(kernels, shape, layers, rows=None, num_groups=1):
     for layer, (keys, values) in zip(layers, written):
         assert torch.equal(layer.key_cache, keys)
         assert torch.equal(layer.value_cache, values)
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([29, 0, 7])])
+def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
+    layers = [make_layer(compiled) for _ in range(3)]
+    final_norm, (batch, tokens) = norm(SHAPE.hidden_size), make_batch()
+    hidden = torch.randn(tokens, SHAPE.hidden_size)
+    behind = hidden.clone()
+    compiled.compile_decoder(SHAPE, layers[:2], final_norm)(behind, *batch)  # overwrites it
+    decoder = compiled.compile_decoder(SHAPE, layers, final_norm)
+    states = torch.full((tokens, 2 * SHAPE.hidden_size), torch.nan)
+    told = decoder(hidden.clone(), *batch, rows, inputs=LayerInputs((0, 2), states))
+    assert torch.equal(told, decoder(hidden.clone(), *batch, rows))
+    assert torch.equal(states, torch.cat((hidden, behind), dim=-1))
+
+
+def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
+    batch, tokens = make_batch()
+    layers = [make_layer(compiled) for _ in range(2)]
+    decoder = compiled.compile_decoder(SHAPE, layers, norm(SHAPE.hidden_size))
+    hidden = torch.randn(tokens, SHAPE.hidden_size)
+    before = [layer.key_cache.clone() for layer in layers]
+    for taps in ((0, 2), (1, 0), (1, 1), (-1, 0)):
+        states = torch.zeros(tokens, 2 * SHAPE.hidden_size)
+        with pytest.raises(ValueError, match="layers"):
+            decoder(hidden, *batch, inputs=LayerInputs(taps, states))
+    with pytest.raises(ValueError, match="inputs"):
+        decoder(hidden, *batch, inputs=LayerInputs((0, 1), states[:-1]))
+    assert all(map(torch.equal, [layer.key_cache for layer in layers], before))
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

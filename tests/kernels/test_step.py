@@ -45,6 +45,7 @@ class Model:
     def __init__(self, kernels: KernelSet, groups: int = 1, **ends: object) -> None:
         self.kernels, self.tables = kernels, make_tables(groups)
         layers = [make_layer(kernels, group=index % groups) for index in range(2)]
+        self.layers = layers
         self.caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
         decoder = kernels.compile_decoder(SHAPE, layers, norm(SHAPE.hidden_size))
         assert decoder is not None
@@ -131,6 +132,41 @@ def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
     back()
     with pytest.raises(ValueError, match="hidden"):
         run(wide)
+
+
+@pytest.mark.parametrize("drafts", [[0, 0, 0, 0], [2, 0, 3, 1]])
+def test_with_taps_it_tells_what_these_layers_began_with(
+    compiled: KernelSet, threads: int, drafts: list[int]
+) -> None:
+    torch.manual_seed(12)
+    model, size = Model(compiled), SHAPE.hidden_size
+    tapped = model.decoder.compile_step(model.ends, model.tables, [0, 1])
+    assert tapped is not None
+    wide = torch.full((len(ROWS) + sum(drafts), 2 * size), torch.nan)
+    before = [tensor.clone() for tensor in slots(model.tables)]
+    said = tapped.over(torch.tensor(ROWS), None).verify(drafts, None, wide)
+    for tensor, old in zip(slots(model.tables), before, strict=True):
+        tensor.copy_(old)
+    own = [sum(drafts[:at]) + at for at in range(len(ROWS))]
+    embedded = model.ends.embedding.rows(
+        model.tables.tokens[ROWS, model.tables.num_computed[ROWS]].long()
+    )
+    assert torch.equal(wide[own, :size], embedded)
+    # Behind its first layer a model of one is where the second begins.
+    first = compiled.compile_decoder(SHAPE, model.layers[:1], norm(size))
+    assert first is not None
+    at, residual = model.tables.num_computed[ROWS], embedded.clone()
+    table = model.tables.block_tables[0][ROWS].contiguous()
+    places = table[range(len(ROWS)), at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
+    starts = torch.arange(len(ROWS) + 1).int()
+    first(residual, at, places, table, (at + 1).int(), starts)
+    assert torch.equal(wide[own, size:], residual)
+    assert torch.isfinite(wide).all()
+    assert tapped.over(torch.tensor(ROWS), None).verify(drafts) == said  # and nowhere
+    with pytest.raises(ValueError, match="hidden"):
+        tapped.over(torch.tensor(ROWS), None)(wide[: len(ROWS), :size].contiguous())
+    with pytest.raises(ValueError, match="layers"):
+        model.decoder.compile_step(model.ends, model.tables, [2])
 
 
 @pytest.mark.parametrize("chosen", [0, 1, 3, 4])

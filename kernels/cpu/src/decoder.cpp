@@ -233,13 +233,23 @@ int run_parallel(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) 
   return wrong;
 }
 
+// Copies what a layer begins with to the place of a tap.
+void copy_input(const Run& run, int64_t tap) {
+  const int64_t hidden = run.shape().hidden, tokens = run.batch.tokens;
+  for (int64_t t = 0; t < tokens; t++)
+    std::memcpy(run.batch.tapped + (t * run.batch.num_taps + tap) * hidden,
+                run.residual + t * hidden, hidden * sizeof(float));
+}
+
 int run_layers(Run& run, float* out) {
   const DecoderShape& s = run.shape();
   const auto& layers = run.decoder.layers;
-  int64_t rows = run.batch.tokens;
+  int64_t rows = run.batch.tokens, tap = 0;
   norm(layers[0].input_norm, run.x, run.residual, rows, s.hidden, s.eps, run.threads);
   for (size_t i = 0; i < layers.size(); i++) {
     const bool last = i + 1 == layers.size();
+    if (tap < run.batch.num_taps && run.batch.taps[tap] == static_cast<int64_t>(i))
+      copy_input(run, tap++);
     const auto run_layer = s.parallel ? run_parallel : run_sequential;
     if (const int wrong = run_layer(run, layers[i], last, &rows)) return wrong;
     const Norm& next = last ? run.decoder.final_norm : layers[i + 1].input_norm;
@@ -346,9 +356,10 @@ extern "C" int quire_decoder_run(const void* decoder, float* out, float* residua
                                  int64_t num_groups, const int32_t* seq_lens,
                                  const int32_t* starts, int64_t num_seqs,
                                  const int64_t* rows, int64_t num_rows, const LoraGroup* adapters,
-                                 int64_t num_adapters, int threads) {
-  const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,    starts,
-                           num_seqs, rows,    num_rows, adapters,   num_adapters};
+                                 int64_t num_adapters, const int64_t* taps, int64_t num_taps,
+                                 float* tapped, int threads) {
+  const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,     starts, num_seqs,
+                           rows,   num_rows,  adapters, num_adapters, taps, num_taps, tapped};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

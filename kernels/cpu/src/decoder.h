@@ -71,6 +71,9 @@ struct DecoderBatch {
   int64_t num_rows;     // -1: all do
   const LoraGroup* adapters;  // of the tokens that go through one
   int64_t num_adapters;
+  const int64_t* taps;  // layers, ascending, whose inputs are wanted
+  int64_t num_taps;
+  float* tapped;        // [tokens, num_taps * hidden], these side by side
 };
 
 // residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens

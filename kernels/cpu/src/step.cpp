@@ -294,13 +294,14 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
     adapters = spread.groups.data();
   }
   int wrong = embed(ends, in, tokens, residual, threads);
+  const bool tapped = result.hidden && ends.num_taps;
   const DecoderBatch batch{tokens,    in.positions, group,   groups, in.seq_lens,
                            in.starts, count,        nullptr, -1,     adapters,
-                           num_adapters};
+                           num_adapters, ends.taps, tapped ? ends.num_taps : 0, result.hidden};
   if (!wrong) wrong = run_decoder(*ends.decoder, batch, residual, x, threads);
   if (!wrong) wrong = linear(*ends.head, logits, x, hidden, tokens, kF32, threads);
   if (wrong) return wrong;
-  if (result.hidden) std::copy(x, x + tokens * hidden, result.hidden);
+  if (result.hidden && !tapped) std::copy(x, x + tokens * hidden, result.hidden);
   scale(logits, tokens * vocab, ends.logit_scale);
   if (chosen) std::copy(logits + drawn * vocab, logits + tokens * vocab, result.open);
   if (chosen && !how) wrong = choose_likeliest(result.out, logits, drawn, vocab, threads);
@@ -331,7 +332,8 @@ extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }
 // result.out gets the one that follows, or -1 where its logits are no numbers to choose by; choice:
 // null for the likeliest of each. Drafts that are what follows hold, and counts go on by those and
 // one token more. Of the rows behind the first `chosen`, result.open gets the logits of each token,
-// and only what is computed goes on. result.hidden gets what the head took, of all tokens.
+// and only what is computed goes on. result.hidden gets what the head took, of all tokens,
+// or what the taps' layers began with.
 extern "C" int quire_step_run(const void* step, const int64_t* rows, const int64_t* drafts,
                               int64_t count, int64_t chosen, const StepChoice* choice,
                               const StepResult* result, const LoraGroup* adapters,

@@ -12,6 +12,8 @@ struct StepEnds {
   const float* positions;  // [num_positions, hidden], added to the embeddings; or null
   int64_t num_positions, position_offset;
   float embedding_scale, logit_scale;
+  const int64_t* taps;  // layers, ascending, whose inputs a step tells of; or null
+  int64_t num_taps;
 };
 
 struct StepTables {
@@ -43,7 +45,9 @@ struct StepResult {
   float* values;
   int64_t* ranks;
   int64_t most;
-  float* hidden;  // [tokens of all rows, hidden]: what the head takes; or null
+  // [tokens of all rows, hidden]: what the head takes; with taps [.., num_taps * hidden], what those
+  // layers begin with; or null
+  float* hidden;
 };
 
 }  // namespace quire

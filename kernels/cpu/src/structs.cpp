@@ -221,6 +221,8 @@ void list_step_ends(Listing& listing) {
   QUIRE_FIELD(position_offset);
   QUIRE_FIELD(embedding_scale);
   QUIRE_FIELD(logit_scale);
+  QUIRE_FIELD(taps);
+  QUIRE_FIELD(num_taps);
 }
 
 void list_step_tables(Listing& listing) {

@@ -113,14 +113,8 @@ def test_who_begins_behind_blocks_that_were_not_followed_gets_no_drafts(
     assert not watch.wrong
 
 
-@pytest.mark.parametrize("method", PARTS)
-def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts(
-    method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No states are kept, prompts' neither, and steps are one call, with taps too."""
-    folder = model_folder("llama")
-    llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
-    follow_none(monkeypatch)
+def _taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each step in which all decode was one call."""
     taken: list[bool] = []
     whole = DecodeSteps.run
 
@@ -130,10 +124,23 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
             taken.append(result is not None)
         return result
 
+    monkeypatch.setattr(DecodeSteps, "run", spy)
+    return taken
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts(
+    method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No states are kept, prompts' neither, and steps are one call, with taps too."""
+    folder = model_folder("llama")
+    llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
+    follow_none(monkeypatch)
+    taken = _taken(monkeypatch)
+
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("kept")
 
-    monkeypatch.setattr(DecodeSteps, "run", spy)
     for name in ("keep", "keep_rows", "catch_up"):
         monkeypatch.setattr(HeadMemory, name, fail)
     outputs = llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
@@ -142,6 +149,18 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
     assert len(taken) > 20
     assert all(taken)
     assert llm.core.stats.spec_decode_num_drafts_total == 0
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_steps_in_which_everybody_is_followed_are_one_call_too(
+    method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = drafting(model_folder("llama"), write(tmp_path, *PARTS[method]()), method)
+    taken = _taken(monkeypatch)
+    llm.generate([[5, 6, 7], [8, 9]], long(24), use_tqdm=False)
+    assert llm.core.stats.spec_decode_num_drafts_total > 10
+    assert len(taken) > 10
+    assert all(taken)
 
 
 def test_requests_that_can_have_no_drafts_are_not_followed(
