@@ -200,9 +200,12 @@ class Simulation:
             return
         ids, more = [each.seq_id for each in made], 0.0
         new = [NewSequence(each, [0] * 8, 8, 0, [[]], SamplingParams(), 0) for each in ids]
-        plan = StepPlan(self._step, ids, [8] * len(ids), [1] * len(ids), new=new)
-        self._leave(plan, made)
-        self.drafter.propose([], 10**6)
+        beside = [row for row in self._sequences.values() if row.seq_id not in ids]
+        counts = [1] * len(beside) + [8] * len(ids)
+        rows = [*beside, *made]  # those that decode wait for the prompts: it's their time, too
+        plan = StepPlan(self._step, [row.seq_id for row in rows], counts, [1] * len(rows), new=new)
+        self._leave(plan, rows)
+        self.drafter.propose(beside, 0)
         followed = sum(each not in plan.unfollowed for each in ids)
         seconds, more = len(ids) * self._follows.prompt, followed * self._follows.more
         self._took(plan, seconds, more)

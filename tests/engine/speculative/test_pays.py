@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engine.speculative.simulation import Cost, Simulation, Text, line
+from tests.engine.speculative.simulation import Cost, Follows, Simulation, Text, line
 
 #: The least that may be left of the speed without drafts, at any load and text.
 _LEAST = 0.98
@@ -206,3 +206,18 @@ def test_trials_where_drafts_never_hold_cost_next_to_nothing(machine: str, rows:
     made = Simulation(cost, rows, often(0.0), draft=draft, look=look)
     made.run(60)
     assert made.run(1500).speed_up >= 0.99
+
+
+#: One core, 380 million parameters, in milliseconds; a head of them draws in the others.
+ONE_CORE = line((1, 27.5), (4, 31.0), (8, 42.0), (11, 55.0), (16, 76.0), (64, 270.0))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_a_head_that_follows_prompts_for_nothing_costs_no_more_where_many_wait_for_them(
+    rows: int,
+) -> None:
+    """What a prompt takes is the time of all rows that decode beside it."""
+    made = Simulation(ONE_CORE, rows, often(0.0), draft=lambda n: 3.4 + 1.1 * n, look=0.02,
+                      lengths=(10, 32), noise=0.1, follows=Follows(0.02, 80.0, 5.0))  # fmt: skip
+    made.run(40)  # a few prompts are followed on credit
+    assert made.run(200).speed_up >= 0.985
