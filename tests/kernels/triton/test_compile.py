@@ -66,7 +66,8 @@ def report(*reports: list[str]) -> list[dict]:
 
 #: The case whose machine code is read.
 FEW_INSTRUCTIONS = "int4 product, 8 rows"
-PRODUCTS = ["decode", "prefill", "latent", "product", "lora", "experts"]
+#: Each kernel with a product of matrices once, by a part of its case's name.
+PRODUCTS = ["decode bf16, e4m3", "prefill", "latent bf16", "product", "lora", "experts"]
 
 
 @cache
@@ -76,7 +77,7 @@ def core() -> list[dict]:
     return report(
         ["--core", "--arch", "90", "--no-code"],
         ["--core", "--arch", *others, "--no-code", "--case", *PRODUCTS],
-        ["--core", "--arch", "80", "--case", "norms"],
+        ["--core", "--arch", "80", "--case", "norms, gates"],
         ["--arch", "90", "--case", FEW_INSTRUCTIONS],
     )
 
