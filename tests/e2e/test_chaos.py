@@ -54,9 +54,11 @@ class Harmed:
 
 def patient_environment(data_dir: Path, **more: str) -> dict[str, str]:
     """In the place of `instance.environment`: a request that had not begun when both replicas were
-    killed waits until one is back, however long a busy machine loads.
+    killed waits until one is back, however long a busy machine loads. Replicas share few cores
+    with all else here: a second thread of each would take them from a successor that loads.
     """
     patient = {
+        "OMP_NUM_THREADS": "1",
         "DJANGO_SETTINGS_MODULE": patient_settings.__name__,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
     }
