@@ -104,6 +104,47 @@ def test_it_is_built_once(tiny):
     assert not list(path.parent.glob("build-*"))
 
 
+@pytest.fixture
+def noting(tiny, monkeypatch):
+    """A compiler that notes its command lines, and refuses those that a pattern of a shell fits."""
+
+    def refuse(pattern=""):
+        compiler, noted = tiny.parent / "noting", tiny.parent / "noted"
+        compiler.write_text(
+            f'#!/bin/sh\necho "$*" >>{noted}\ncase "$*" in {pattern or "none"}) exit 1;; esac\n'
+            'exec g++ "$@"\n'
+        )
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        return noted
+
+    (tiny / build.COMMON).write_text("#define TWO 2\n")
+    (tiny / "one.cpp").write_text('extern "C" int one() { return TWO; }\n')
+    return refuse
+
+
+def test_the_header_that_sources_begin_with_is_read_once(noting):
+    noted = noting()
+    path, _ = build.library_for(features.choose("scalar"))
+    assert ctypes.CDLL(str(path)).one() == 2
+    lines = noted.read_text().splitlines()
+    assert sum("c++-header" in line for line in lines) == 1
+    assert all("-include" in line for line in lines if " -c " in line)
+
+
+@pytest.mark.parametrize("pattern", ["*c++-header*", "*-include*-fsyntax-only*"])
+def test_where_the_compiler_cannot_read_ahead_each_source_reads_by_itself(noting, tiny, pattern):
+    (tiny / "one.cpp").write_text(
+        f'#include "{build.COMMON}"\nextern "C" int one() {{ return TWO; }}\n'
+    )
+    noted = noting(pattern)
+    path, _ = build.library_for(features.choose("scalar"))
+    assert ctypes.CDLL(str(path)).one() == 2
+    assert not [
+        line for line in noted.read_text().splitlines() if "-include" in line and " -c " in line
+    ]
+
+
 def test_a_changed_source_is_built_anew(tiny):
     variant = features.choose("scalar")
     before = build.library_for(variant)[0]
