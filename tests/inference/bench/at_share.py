@@ -1,6 +1,7 @@
 """A modest tenant's first tokens beside a greedy one, and alone on half of the machine: its share.
 
-python -m tests.inference.bench.at_share [--seconds 30] [--loads 0.3 0.6] [--at-once 250]
+python -m tests.inference.bench.at_share [--model FOLDER] [--seconds 30] [--loads 0.3 0.6]
+    [--at-once 250]
 
 What `tests/engine/test_ttft_fairness.py` simulates, with real processes: prompts of 20 to 120 and
 answers of 10 to 60 tokens. First is found out how many such requests a second the machine serves
@@ -123,15 +124,17 @@ def half_of_the_cores() -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="in the place of the demo's")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6])
     parser.add_argument("--at-once", type=int, default=250)
     args = parser.parse_args()
-    with pair() as of:
+    flags = () if args.model is None else ("--model", args.model)
+    with pair(*flags) as of:
         full, found = asyncio.run(beside(of, args))
     with contextlib.ExitStack() as stack:
         with half_of_the_cores():
-            of = stack.enter_context(pair())
+            of = stack.enter_context(pair(*flags))
         own = asyncio.run(alone(of, full, args))
     for load in args.loads:
         row: dict[str, float] = {"capacity": round(full, 1), "load": load}
