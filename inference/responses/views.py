@@ -105,13 +105,19 @@ class Exchange:
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
-        await self._keep(body, background=True)
+        kept = None
         if self._request.stream:
+            # Before a worker can find the row: whoever comes later takes the writing over.
             kinds = ("response.created", "response.queued")
-            events = [{"type": kind, "response": body} for kind in kinds]
             kept = KeptEvents(self.public_id, "gateway")
             await kept.take_over()
-            await kept.add(events)
+            await kept.add([{"type": kind, "response": body} for kind in kinds])
+        try:
+            await self._keep(body, background=True)
+        except BaseException:
+            if kept is not None:
+                await kept.forget()
+            raise
         await enqueue("response", self.public_id)
         if self._request.stream:
             return following(self._caller, self.public_id, -1)

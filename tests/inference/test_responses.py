@@ -8,12 +8,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
+from inference.engine_client import get_engine_client
 from inference.responses.runner import run_response
+from inference.responses.views import Exchange
 from inference.work import queue
 from storage.actions import remove_expired
 from storage.models import StoredResponse
@@ -302,6 +305,41 @@ async def test_a_background_response_is_made_by_a_worker(
         assert done.created_at == queued["created_at"]
         assert (await ask(gateway, previous_response_id=queued["id"])).status == 200
     assert len(await gateway.usage()) == 2
+
+
+async def test_a_background_stream_is_whole_though_a_worker_finds_it_before_it_is_sent_one(
+    gateway: Gateway,
+    tokenizer: Tokenizer,
+    sent: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers look for what waits: they may have it as soon as its row is there."""
+    keep = Exchange._keep
+
+    async def found_at_once(exchange: Exchange, body: dict[str, Any], **how: bool) -> None:
+        await keep(exchange, body, **how)
+        await run_response(exchange.public_id, "worker")
+
+    monkeypatch.setattr(Exchange, "_keep", found_at_once)
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
+        reply = await ask(gateway, background=True, stream=True)
+    assert reply.status == 200, reply.json()
+    events = parse_events(reply.body)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert (kinds[:3], kinds[-1]) == (["created", "queued", "in_progress"], "completed")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_a_background_stream_that_cannot_be_kept_leaves_no_events(
+    gateway: Gateway, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**fields: Any) -> None:
+        raise OperationalError("database or disk is full")
+
+    monkeypatch.setattr("inference.responses.views.store_response", full)
+    assert (await ask(gateway, background=True, stream=True)).status == 503
+    redis = get_engine_client().redis
+    assert await redis.keys(f"{get_engine_client().settings.key_prefix}:response:*") == []
 
 
 async def test_a_background_response_can_be_cancelled(
