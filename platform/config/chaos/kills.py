@@ -54,12 +54,15 @@ class Kills(Run):
             busy = [beat for beat in victims if beat.stats.num_requests_running]
             if victims and _kill((victim := rng.choice(busy or victims)).pid):
                 now, running = time.monotonic(), victim.stats.num_requests_running
-                self._outcome.windows.append(Window(FAULT, now, now, running))
-                self._note(f"kill {len(self._outcome.windows)}, which had {running} sequences")
+                self._outcome.windows.append(Window(FAULT, now, now, running, len(self._open)))
+                self._note(
+                    f"kill {len(self._outcome.windows)}, which told of {running} sequences, "
+                    f"beside {len(self._open)} streams"
+                )
 
     async def _compare(self, instance: Instance, before: set[str]) -> None:
         await super()._compare(instance, before)
-        if not any(window.running for window in self._outcome.windows):
+        if not any(window.running or window.open for window in self._outcome.windows):
             self._problem("no replica had anything to do when it was killed")
         broken = sum(request.answer.breaks for request in self._outcome.requests)
         if broken:

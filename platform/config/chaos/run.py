@@ -40,13 +40,15 @@ class Window:
     """One fault: from its beginning until all was whole again.
 
     Attributes:
-        running: sequences that a killed replica had, as it last told.
+        running: sequences that a killed replica had, as it last told, half a second ago at most.
+        open: requests that clients waited for when it was killed.
     """
 
     fault: str
     began: float
     ended: float = 0.0
     running: int = 0
+    open: int = 0
 
 
 @dataclass
