@@ -18,6 +18,7 @@ import json
 import random
 import sqlite3
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,14 +92,18 @@ async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
     count = int(args.seconds * args.per_second)
     await asyncio.gather(*(short(number / args.per_second) for number in range(count)))
     took = time.monotonic() - began
-    for task in busy:
-        task.cancel()
-    for task in busy:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    await _end(busy)
     if took > 2 * args.seconds:
         print(f"# B's last answer came {took - args.seconds:.0f} s after its last request")
     return found
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Again where one goes on: a client of Redis may take a cancellation for its own."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
 
 def stages(of: Pair, found: Found) -> dict[str, Any]:
