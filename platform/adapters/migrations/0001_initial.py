@@ -32,8 +32,7 @@ class Migration(migrations.Migration):
                         validators=[
                             django.core.validators.RegexValidator(
                                 r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
-                                "Letters, digits and . _ @ / - inside, "
-                                "with more than dots between two slashes.",
+                                "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
                             )
                         ],
                     ),
@@ -217,8 +216,7 @@ class Migration(migrations.Migration):
                         validators=[
                             django.core.validators.RegexValidator(
                                 r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
-                                "Letters, digits and . _ @ / - inside, "
-                                "with more than dots between two slashes.",
+                                "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
                             )
                         ],
                     ),

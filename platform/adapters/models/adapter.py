@@ -10,7 +10,7 @@ from tenants.models import Tenant
 #: in one must be as short as it gets.
 check_name = RegexValidator(
     r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
-    "Letters, digits and . _ @ / - inside, with more than dots between two slashes.",
+    "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
 )
 
 
