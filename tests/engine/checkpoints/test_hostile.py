@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,11 @@ def longer(tensor: Tensor) -> Tensor:
 def pairs(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
+    @cache
     def get(kind: str) -> Pair:
-        if kind not in made:
-            config, write = KINDS[kind]
-            header = _HEADER if kind == "torchao" else None
-            made[kind] = make_pair(
-                model_folder("llama"), tmp_path_factory.mktemp(kind), config, write, header=header
-            )
-        return made[kind]
+        header = _HEADER if kind == "torchao" else None
+        target = tmp_path_factory.mktemp(kind)
+        return make_pair(model_folder("llama"), target, *KINDS[kind], header=header)
 
     return get
 

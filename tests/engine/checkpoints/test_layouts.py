@@ -16,7 +16,7 @@ from engine.models.quantized_weights import QuantizedWeights
 from tests.engine.checkpoints.folders import FILE
 from tests.engine.checkpoints.packages import compressed, scheme
 from tests.engine.checkpoints.test_formats import opened
-from tests.engine.checkpoints.writers import Written, packed_nvfp4
+from tests.engine.checkpoints.writers import Written, nvfp4, packed_nvfp4
 
 AT = "model.layers.0.mlp.down_proj"
 ROWS, COLUMNS = 200, 352
@@ -58,6 +58,11 @@ _BLOCK = {"num_bits": 8, "type": "int", "strategy": "block", "block_structure": 
 _TENSOR = {"num_bits": 4, "type": "int", "strategy": "tensor", "symmetric": False}
 LAYOUTS: dict[str, Layout] = {
     "modelopt-blocks": ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, modelopt_blocks),
+    "modelopt-block-scales": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_BLOCK_SCALES"},
+        modelopt_blocks,
+    ),
+    "modelopt-w4a16": ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, nvfp4),
     "modelopt-mxfp8": ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, modelopt_mxfp8),
     "int8-blocks": ({**scheme(**_BLOCK), "format": "int-quantized"}, int8_blocks),
     "one-zero-point": (scheme(**_TENSOR), compressed("pack-quantized", **_TENSOR)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,9 @@ Config = dict[str, Any]
 def pairs(
     model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
+    @cache
     def get(kind: str) -> Pair:
-        if kind not in made:
-            source, target = model_folder("llama"), tmp_path_factory.mktemp(kind)
-            made[kind] = make_pair(source, target, *KINDS[kind])
-        return made[kind]
+        return make_pair(model_folder("llama"), tmp_path_factory.mktemp(kind), *KINDS[kind])
 
     return get
 
