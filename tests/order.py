@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 #: Folders whose files share a browser or a running product, which one worker starts.
 TOGETHER = ("tests/console/browser/", "tests/e2e/")
@@ -44,8 +45,26 @@ def place_of(path: str) -> int:
 class Together(LoadFileScheduling):
     """File by file, but folders that share something whole."""
 
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._numbers: dict[WorkerController, dict[str, int]] = {}
+
     def _split_scope(self, nodeid: str) -> str:
         return group_of(super()._split_scope(nodeid))
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """As it is, but without a search through all tests for each one."""
+        scope, unit = self.workqueue.popitem(last=False)
+        given = self.assigned_work.setdefault(node, {})
+        # What is done counts no more: at each test's end all that is here is counted.
+        for name in [name for name, tests in given.items() if all(tests.values())]:
+            del given[name]
+        given[scope] = unit
+        if node not in self._numbers:
+            collected = self.registered_collections[node]
+            self._numbers[node] = {name: number for number, name in enumerate(collected)}
+        numbers = self._numbers[node]
+        node.send_runtest_some([numbers[name] for name, done in unit.items() if not done])
 
 
 @pytest.hookimpl(optionalhook=True)
