@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
-# Processes that share the tests out, file by file: twice two cores, for many tests wait for a browser or a process.
-WORKERS ?= 4
+# Processes that share the tests out, file by file: more than two cores, for many tests wait for a browser or a process.
+WORKERS ?= 5
 PYTEST  := QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest --last-failed-no-failures none
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
@@ -36,7 +36,7 @@ test: $(VENV)/.installed-test $(VENV)/.installed-clients lint-style
 	  ($(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS) || $(ONCE_MORE)); tests=$$?; \
 	  wait $$types || tests=1; exit $$tests
 
-# What failed beside three other workers is run once more, alone, as CPython's own tests are: a test that hangs on how
+# What failed beside other workers is run once more, alone, as CPython's own tests are: a test that hangs on how
 # busy a machine is stays in sight above, and a fault of the code fails again.
 ONCE_MORE = (test $$? -eq 1 && echo "What failed, once more and alone:" && $(PYTEST) --last-failed $(TESTS) $(ARGS))
 
