@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ FIRST = (
     *("tests/engine/gguf/test_running.py", "tests/platform/test_postgresql.py"),
     *("tests/platform/test_up.py", ALONE[1], "tests/kernels/triton/"),
 )
+#: Tests that compute; the others wait as long for a process, a database or a period.
+COMPUTING = ("tests/demo/", "tests/engine/", "tests/kernels/")
 
 
 def group_of(path: str) -> str:
@@ -40,6 +43,22 @@ def place_of(path: str) -> int:
     group = group_of(path)
     places = [place for place, name in enumerate(FIRST) if group.startswith(name)]
     return max(places, default=len(FIRST))
+
+
+def mixed(paths: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """The place of each file: `place_of` it, and of two in one place how far it is among its kind.
+
+    So what computes and what waits are spread over the whole run: a processor that one worker
+    leaves idle is another's.
+    """
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for path in dict.fromkeys(paths):
+        kinds[path.startswith(COMPUTING)].append(path)
+    return {
+        path: (place_of(path), number / len(kind))
+        for kind in kinds.values()
+        for number, path in enumerate(kind)
+    }
 
 
 class Together(LoadFileScheduling):
@@ -74,5 +93,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long groups first: nobody waits for one that began last."""
-    items.sort(key=lambda item: place_of(item.nodeid.split("::", 1)[0]))
+    """Long groups first: nobody waits for one that began last. Then a mix."""
+    paths = [item.nodeid.split("::", 1)[0] for item in items]
+    places = mixed(paths)
+    placed = sorted(zip(paths, items, strict=True), key=lambda pair: places[pair[0]])
+    items[:] = [item for _, item in placed]
