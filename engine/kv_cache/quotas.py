@@ -42,6 +42,8 @@ class TenantQuotas:
         #: Those with a reserve.
         self.reserving: list[TenantQuota] = []
         self._total_weight = 0.0
+        #: Tenants that have a share.
+        self.num_present = 0
         #: Those with free blocks, most over their share first.
         self._evictable = LazyHeap()
 
@@ -80,6 +82,7 @@ class TenantQuotas:
         quota = self.of(name)
         quota.seen_at = now
         added = weight - (quota.weight if quota.present else 0.0)
+        self.num_present += not quota.present
         quota.weight, quota.present = weight, True
         quota.maximum = max(1, int(max_fraction * self.num_blocks))
         self._reserve(quota, int(reserved_fraction * self.num_blocks))
@@ -114,6 +117,7 @@ class TenantQuotas:
                 continue
             if quota.present:
                 quota.present = False
+                self.num_present -= 1
                 self._reserve(quota, 0)
                 self._add_weight(-quota.weight)
                 self.list_free(quota)

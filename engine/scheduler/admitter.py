@@ -91,7 +91,7 @@ class Admitter:
         if sequence.status is not Status.RUNNING or sequence in builder.scheduled:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
-        count = self._limits.piece(builder, pending, sequence.num_computed_tokens)
+        count = self._limits.piece(builder, sequence, pending, sequence.num_computed_tokens)
         if count:
             self._runs.grow(builder, self._running.index(sequence), count)
 
@@ -102,6 +102,9 @@ class Admitter:
             quota = self._runs.quota_of(head)
             if builder.preempted and not self._gave_nothing(builder, quota):
                 return None
+            if builder.rooms and not builder.room_of(head, 0):
+                waiting.hold(quota.name)
+                continue
             if not self.full or self._claim_seat(builder, head, quota):
                 return head
             if waiting.num_tenants == 1:
@@ -227,7 +230,7 @@ class Admitter:
         prefix = self._runs.find_cached_prefix(sequence)
         computed = len(prefix[0]) * kv.block_size
         wanted = sequence.num_tokens - computed
-        count = self._limits.piece(builder, wanted, computed)
+        count = self._limits.piece(builder, sequence, wanted, computed)
         if count == 0 or (count < wanted and not self._config.enable_chunked_prefill):
             return 0
         quota = self._runs.quota_of(sequence)

@@ -27,6 +27,7 @@ class PrefillPace:
     Attributes:
         seconds_per_token: of prompts, beside what the decodes of the same step take.
         seconds_per_read: what each token that stands before it adds to that.
+        seconds_of_any: what a step takes for each token of it, of a prompt or one that decodes.
     """
 
     def __init__(
@@ -40,19 +41,23 @@ class PrefillPace:
         self._scheduler, self._limit = scheduler, limit
         self.seconds_per_token = seconds_per_token
         self.seconds_per_read = seconds_per_read
+        self.seconds_of_any = seconds_per_token
         #: Of a step of decodes alone; 0: none yet.
         self._decode_seconds = 0.0
         self._set()
 
     def note(self, load: PromptLoad, num_decodes: int, seconds: float) -> None:
         """Take a step's time into account."""
+        if load.tokens + num_decodes >= LEAST_TOKENS:
+            foreseen = (load.tokens + num_decodes) * self.seconds_of_any
+            self.seconds_of_any *= _step(seconds / foreseen, 1.0)
         if not load.tokens:
             before = self._decode_seconds or seconds
             self._decode_seconds = before * _step(seconds / before, 1.0)
         elif load.tokens >= LEAST_TOKENS:
             beside = self._decode_seconds if num_decodes else 0.0
             self._learn(load, max(0.0, seconds - beside))
-            self._set()
+        self._set()
 
     def _learn(self, load: PromptLoad, seconds: float) -> None:
         """What was longer or shorter than foreseen goes to both paces, by what each foresaw."""
@@ -70,6 +75,7 @@ class PrefillPace:
             limits.share,
             most=max(LEAST_TOKENS, int(self._limit / per_token)),
             reach=max(1, round(per_token / self.seconds_per_read)),
+            whole=max(LEAST_TOKENS, int(self._limit / self.seconds_of_any)),
         )
 
 

@@ -35,12 +35,15 @@ class PrefillShare:
             take as long as the token itself: a prompt's later tokens count for more than its first
             ones, and so does a start that was found in the cache. But `least` are tokens, wherever
             they stand. 0: context counts for nothing.
+        whole: tokens of a whole step, of prompts and of those that decode, that take about as long
+            as `most` may; `Turns` holds steps to them while others are about. 0: it doesn't.
     """
 
     most: int
     full_at: int = 0
     least: int = 72
     reach: int = 0
+    whole: int = 0
 
     def of(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """The share of a step.

@@ -26,11 +26,13 @@ _FEW_DEAD = 16
 class _Line:
     """One tenant's sequences."""
 
-    __slots__ = ("_dead", "_heap")
+    __slots__ = ("_dead", "_heap", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[tuple[Place, Sequence]] = []
         self._dead = 0
+        #: That its sequences were to compute when they were queued.
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         """Those that live."""
@@ -142,6 +144,7 @@ class WaitingQueue(ABC):
             line = self._lines[tenant] = _Line()
             self._opened(tenant)
         line.push(place, sequence)
+        line.num_tokens += num_tokens
         head = line.head()
         if head is not None and head[0] == place and tenant not in self._held:
             self._order.put(tenant, self._rank(tenant, place))
@@ -196,6 +199,13 @@ class WaitingQueue(ABC):
     def _uncount(self, sequence: Sequence) -> None:
         self._count -= 1
         self.num_tokens -= sequence.num_queued_tokens
+        line = self._lines[sequence.request.message.tenant]
+        line.num_tokens -= sequence.num_queued_tokens
+
+    def tokens_of(self, tenant: str) -> int:
+        """`num_tokens` of one tenant."""
+        line = self._lines.get(tenant)
+        return 0 if line is None else line.num_tokens
 
     def _close(self, tenant: str) -> None:
         if self._lines.pop(tenant, None) is not None:

@@ -25,6 +25,8 @@ class RunningSet:
         """`by_priority`: the list is kept in order of priority, and only the lowest gives."""
         self.sequences: list[Sequence] = []
         self.num_preemptions = 0
+        #: Whose they are.
+        self.tenants: set[TenantQuota] = set()
         self._kv, self._waiting, self._by_priority = kv, waiting, by_priority
         self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
         self.removed: list[int] = []
@@ -42,7 +44,9 @@ class RunningSet:
     def join(self, sequence: Sequence) -> None:
         """A sequence, whose first blocks are allocated, runs from now on."""
         sequence.status = Status.RUNNING
-        self.quota_of(sequence).running += 1
+        quota = self.quota_of(sequence)
+        quota.running += 1
+        self.tenants.add(quota)
         self.sequences.append(sequence)
 
     def grow(self, builder: StepBuilder, index: int, count: int) -> int:
@@ -188,5 +192,8 @@ class RunningSet:
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence off the running list; the worker is told."""
         self.sequences.remove(sequence)
-        self.quota_of(sequence).running -= 1
+        quota = self.quota_of(sequence)
+        quota.running -= 1
+        if not quota.running:
+            self.tenants.discard(quota)
         self.removed.append(sequence.seq_id)

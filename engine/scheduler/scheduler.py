@@ -7,6 +7,8 @@ up with the second. Chunked prefill, mixed batches, prefix hits, resumption: all
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.contract.config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
@@ -22,6 +24,7 @@ from engine.scheduler.prefill_share import LEAST_OF_A_START, PrefillShare
 from engine.scheduler.running import RunningSet
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.step_builder import StepBuilder
+from engine.scheduler.turns import ShortStep, StepWork, Turns
 
 
 class Scheduler:
@@ -65,6 +68,9 @@ class Scheduler:
         self.running = self._runs.sequences
         self.drafts = DraftRows(self.kv, self.waiting, self._runs.quota_of)
         self._admitter = Admitter(config, self.kv, self.waiting, self._runs, self.limits)
+        self._turns = Turns(self.kv.quotas, self.waiting, self._runs, self.limits)
+        #: Set while the step that is being dealt is held short.
+        self._short: ShortStep | None = None
         self._max_model_len = max_model_len
         #: Steps that were scheduled so far.
         self.num_steps = 0
@@ -132,12 +138,26 @@ class Scheduler:
             self._admitter.claim_reserves()
         builder = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_room())
         if not self._deal_alone(builder):
-            self._admitter.deal_prompts(builder, self._schedule_decodes(builder))
+            self._deal_shared(builder)
         self.prompt_load = builder.prefill.load
         builder.plan.removed = self._runs.take_removed()
         self.drafts.add(builder)
         builder.plan.appended, self._appended = self._appended, []
         return builder.plan, builder.scheduled
+
+    def _deal_shared(self, builder: StepBuilder) -> None:
+        """Give the step to all, or, where it's held short, to those whose turn it is."""
+        short, resting = self._short, set[Sequence]()
+        if short is not None:
+            own = replace(builder.prefill, left=short.own, least=short.own)
+            builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
+            resting = self._turns.resting(short)
+        self._admitter.deal_prompts(builder, self._schedule_decodes(builder, resting))
+        if short is not None:
+            self._turns.stuck = 0 < short.others <= builder.prefill.left
+            # Drafts make a step longer, too.
+            spare = max(0, short.whole - builder.plan.num_tokens)
+            builder.budget = min(builder.budget, spare)
 
     @property
     def isolates(self) -> bool:
@@ -256,8 +276,10 @@ class Scheduler:
             {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )
 
-    def _schedule_decodes(self, builder: StepBuilder) -> list[Sequence]:
-        """Running sequences that decode, in order; the others, which have prompt left."""
+    def _schedule_decodes(self, builder: StepBuilder, resting: set[Sequence]) -> list[Sequence]:
+        """Running sequences that decode, in order, but for those that rest; returns the others,
+        which have prompt left.
+        """
         begun: list[Sequence] = []
         lone = self._runs_alone()
         if self.config.scheduling_policy != "fcfs":
@@ -270,7 +292,8 @@ class Scheduler:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
             pending = len(sequence.token_ids) + sequence.num_placeholders - computed
-            if sequence is lone or (sequence.num_placeholders and sequence.ends_in_flight):
+            ended = sequence.num_placeholders and sequence.ends_in_flight
+            if sequence is lone or ended or sequence in resting:
                 index += 1
                 continue
             decode = decodes(pending)
@@ -300,18 +323,19 @@ class Scheduler:
     def _prefill_room(self) -> PrefillRoom:
         """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
         share, budget = self.limits.share, self.limits.token_budget
+        self._short = None
         if not share.full_at and share.most >= budget:  # no bound: nothing to count
             return PrefillRoom(budget)
-        num_decodes, pending = 0, 0
-        for sequence in self.running:
-            left = len(sequence.token_ids) + sequence.num_placeholders
-            left -= sequence.num_computed_tokens
-            if decodes(left):
-                num_decodes += 1
-            else:
-                pending += left
-        if not num_decodes:
+        work = StepWork.of(self.running)
+        room = budget
+        if work.rows:
+            room = min(share.of(work.rows, work.pending + self.waiting.num_tokens), budget)
+        self._short = self._turns.shorten(work, room)
+        if self._short is not None:
+            # `PrefillShare.whole` is by what steps took, with all that attention read.
+            room = self._short.others
+            return PrefillRoom(room, room, LEAST_OF_A_START, share.reach)
+        if not work.rows:
             return PrefillRoom(budget)
-        room = share.of(num_decodes, pending + self.waiting.num_tokens)
-        least = min(share.least_of(num_decodes), budget)
-        return PrefillRoom(min(room, budget), least, LEAST_OF_A_START, share.reach)
+        least = min(share.least_of(work.rows), budget)
+        return PrefillRoom(room, least, LEAST_OF_A_START, share.reach)

@@ -16,6 +16,7 @@ class StepBuilder:
     Attributes:
         budget: tokens that may still be dealt.
         prefill: prompt tokens among them.
+        rooms: tenants that have a part of their own instead, in a step that is held short.
         preempted: tenants of whose running sequences one had to make room in this step.
     """
 
@@ -24,8 +25,18 @@ class StepBuilder:
         self.scheduled: list[Sequence] = []
         self.budget = budget
         self.prefill = prefill
+        self.rooms: dict[str, PrefillRoom] = {}
         self.preempted: set[str] = set()
         self._started: set[int] = set()
+
+    def room_of(self, sequence: Sequence, context: int) -> int:
+        """Tokens of a sequence's prompt, behind so many others, that there's room for."""
+        return self._room(sequence).tokens(context)
+
+    def _room(self, sequence: Sequence) -> PrefillRoom:
+        if not self.rooms:
+            return self.prefill
+        return self.rooms.get(sequence.request.message.tenant, self.prefill)
 
     def deal(self, sequence: Sequence, count: int) -> None:
         """Put `count` tokens of a sequence into the step."""
@@ -36,7 +47,8 @@ class StepBuilder:
         self.budget -= count
         starts = self.starts(sequence)
         if starts or not decodes(count):
-            self.prefill.take(count, sequence.num_computed_tokens, starts=starts)
+            room = self._room(sequence)
+            room.take(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
         sequence.flight.num_steps += 1
         known = len(sequence.token_ids)
@@ -79,7 +91,8 @@ class StepBuilder:
         at = self.scheduled.index(sequence)
         starts, count = self.starts(sequence), self.plan.num_scheduled[at]
         if starts or not decodes(count):
-            self.prefill.give_back(count, sequence.num_computed_tokens - count, starts=starts)
+            room = self._room(sequence)
+            room.give_back(count, sequence.num_computed_tokens - count, starts=starts)
         del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
         self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
         self._started.discard(sequence.seq_id)

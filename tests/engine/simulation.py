@@ -9,8 +9,14 @@ from engine.scheduler import Sequence
 from engine.scheduler.fair_queue import OUTPUT_COST, PROMPT_COST
 from tests.engine.helpers import Driver
 
-#: Seconds of a step: reading the weights, a prompt token, a decoded sequence.
-STEP_S, PREFILL_S, DECODE_S = 0.010, 0.00003, 0.00002
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a step: reading the weights, a prompt token, a decoded sequence."""
+
+    step: float = 0.010
+    prefill: float = 0.00003
+    decode: float = 0.00002
 
 
 @dataclass
@@ -47,9 +53,15 @@ class Simulation:
     """Runs a `Driver`. A seed gives the same arrivals for a tenant, whoever else is there."""
 
     def __init__(
-        self, driver: Driver, tenants: dict[str, Tenant], speed: float = 1.0, seed: int = 1
+        self,
+        driver: Driver,
+        tenants: dict[str, Tenant],
+        speed: float = 1.0,
+        seed: int = 1,
+        costs: Costs | None = None,
     ) -> None:
         self.driver, self.tenants, self.speed = driver, tenants, speed
+        self.costs = costs or Costs()
         self.now = 0.0
         self.num_steps = 0
         self._began: dict[int, int] = {}
@@ -99,7 +111,8 @@ class Simulation:
         self.num_steps += 1
         plan = self.driver.step(check=False)
         decodes = sum(count == 1 for count in plan.num_scheduled)
-        cost = STEP_S + PREFILL_S * (plan.num_tokens - decodes) + DECODE_S * decodes
+        costs, prompts = self.costs, plan.num_tokens - decodes
+        cost = costs.step + costs.prefill * prompts + costs.decode * decodes
         self.now += cost / self.speed
         for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True):
             sequence, name, _, _ = self._live[seq_id]

@@ -74,3 +74,14 @@ def test_a_model_that_reads_no_context_is_never_past_learning() -> None:
             pace.note(load, DECODES, 0.01 + 64 * 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.3)
     assert 12_000 < pace._scheduler.limits.share.reach <= 1 << 14
+
+
+def test_a_whole_step_is_as_long_as_its_prompts_may_be() -> None:
+    pace = paced(0.0005)
+    for _ in range(150):
+        note(pace, 64, 0.001)
+    # 72 tokens take 74 ms.
+    assert pace._scheduler.limits.share.whole == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
+    for _ in range(150):
+        pace.note(PromptLoad(), 100, 0.05)
+    assert pace._scheduler.limits.share.whole == pytest.approx(200, rel=0.05)

@@ -1,0 +1,56 @@
+"""Rows that take turns get the tokens that they'd get in every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.scheduler import Sequence
+from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.turns import ShortStep, Turns
+from tests.engine.speculative.test_equality import make, prompts, run, texts
+
+Folder = Callable[[str], Path]
+SETTINGS = {
+    "in turn": {"async_scheduling": False},
+    "ahead": {"async_scheduling": True},
+    "drafts": {"speculative_config": {"method": "ngram"}},
+    "preemptions": {"num_gpu_blocks_override": 24, "max_model_len": 128},
+}
+
+
+@pytest.fixture
+def rested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each step that is held short, how many rows sit out."""
+    found: list[int] = []
+    inner = Turns.resting
+
+    def spy(self: Turns, step: ShortStep) -> set[Sequence]:
+        rows = inner(self, step)
+        found.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(Turns, "resting", spy)
+    return found
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
+def test_every_way_of_choosing_gives_the_same_by_turns(
+    family: str, how: str, model_folder: Folder, rested: list[int]
+) -> None:
+    settings: dict[str, Any] = SETTINGS[how]
+    if family != "llama" and how == "preemptions":
+        settings = {**settings, "num_gpu_blocks_override": 48}
+    folder, asked = model_folder(family), prompts(random.Random(family))
+    expected = run(make(folder), asked)
+    assert not rested
+    llm = make(folder, **settings)
+    llm.core.scheduler.limits.share = PrefillShare(16, full_at=2, least=4, whole=6)
+    llm.core.scheduler.kv.quotas.note("another")
+    assert texts(run(llm, asked)) == texts(expected)
+    assert sum(rows > 0 for rows in rested) > 20
