@@ -7,7 +7,8 @@ What `tests/engine/test_ttft_fairness.py` simulates, with real processes: prompt
 answers of 10 to 60 tokens. First is found out how many such requests a second the machine serves
 when it's full; the modest tenant then sends so much of half of that, at random times. Beside: the
 greedy one keeps `--at-once` requests open meanwhile. Alone: `manage.py up` has half of the
-processor's cores, and nobody else is there. Each tells p50 and p99 of the time to first token.
+processor's cores, and nobody else is there. Each tells p50 and p99 of the time to first token, and
+`greedy_tok_s` how many tokens a second, of prompts and answers, the greedy one got beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -34,6 +36,15 @@ class Seen:
 
     first: list[float] = field(default_factory=list)
     refused: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Beside:
+    """Both at once."""
+
+    modest: Seen
+    greedy_tok_s: float
 
 
 async def one(of: Pair, key: str, rng: random.Random, seen: Seen) -> float:
@@ -44,6 +55,7 @@ async def one(of: Pair, key: str, rng: random.Random, seen: Seen) -> float:
         seen.refused += 1
         return answer.retry_after
     seen.first.append(answer.first)
+    seen.tokens += answer.usage["total_tokens"]
     return 0.0
 
 
@@ -95,13 +107,16 @@ async def _later(of: Pair, after: float, rng: random.Random, seen: Seen) -> None
     await one(of, of.b, rng, seen)
 
 
-async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float, Seen]]:
-    """What the machine serves, and the modest tenant's requests by load."""
+async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float, Beside]]:
+    """What the machine serves, and both tenants' requests by load."""
     full = await capacity(of, args.at_once, args.seconds / 2)
     found = {}
     for load in args.loads:
-        async with _flood(of, args.at_once, Seen()):
-            found[load] = await modest(of, load * full / 2, args.seconds)
+        flood = Seen()
+        async with _flood(of, args.at_once, flood):
+            flood.tokens, began = 0, time.perf_counter()
+            seen = await modest(of, load * full / 2, args.seconds)
+            found[load] = Beside(seen, flood.tokens / (time.perf_counter() - began))
     return full, found
 
 
@@ -138,12 +153,13 @@ def main() -> None:
         own = asyncio.run(alone(of, full, args))
     for load in args.loads:
         row: dict[str, float] = {"capacity": round(full, 1), "load": load}
-        for name, seen in (("beside", found[load]), ("alone", own[load])):
+        row["greedy_tok_s"] = round(found[load].greedy_tok_s)
+        for name, seen in (("beside", found[load].modest), ("alone", own[load])):
             row |= {f"{name}_requests": len(seen.first), f"{name}_refused": seen.refused}
             row |= {f"{name}_ms_{q}": share(seen.first, q / 100) for q in (50, 99)}
         for q in (50, 99):
             row[f"ratio_{q}"] = round(
-                share(found[load].first, q / 100) / share(own[load].first, q / 100), 2
+                share(found[load].modest.first, q / 100) / share(own[load].first, q / 100), 2
             )
         print(json.dumps(row), flush=True)
 
