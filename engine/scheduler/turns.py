@@ -116,9 +116,9 @@ class Turns:
     def _parts(self, whole: int, rows: int, prompts: int) -> tuple[float, int]:
         """Tokens of a step for those over their share, and for others' prompts.
 
-        The former get what others leave, and half of their share beside others' prompts, so that
-        these meet a step that is shorter still. But where others have been ahead for long, each
-        gets his share. And always as many tokens for each row of others as their weights say.
+        The former get what others leave, and a quarter of their share beside others' prompts, so
+        that these meet a step that is shorter still. But where others have been ahead for long,
+        each gets his share. And always as many tokens for each row of others as their weights say.
         """
         fraction = min(sum(self._quotas.fraction(quota) for quota in self._over), _MOST)
         as_many = fraction / (1 - fraction)
@@ -127,7 +127,7 @@ class Turns:
             taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
         elif self._ahead < _MOST_AHEAD * whole:
             taken = prompts = min(prompts, whole)
-            part = share / 2
+            part = share / 4
         else:
             taken = prompts = min(prompts, math.ceil(whole - share))
             part = share
@@ -138,20 +138,23 @@ class Turns:
     def _find_over(self) -> bool:
         """Whether somebody holds so much that others, who were here lately, are below their share.
 
-        By sequences that run or wait: one who holds half as much again as its share, or leaves
-        others less than half of theirs. Where all flood nobody does, and steps stay long.
+        By sequences that run (if none does, that wait): one who holds half as much again as its
+        share, or leaves others less than half of theirs. Where all flood seats go by weights, so
+        nobody does, and steps stay long.
         """
         if self._quotas.num_present < 2:
             self._over = []
         else:
-            total = len(self._runs.sequences) + len(self._waiting)
             candidates = dict.fromkeys((*self._runs.tenants, *self._over))
-            self._over = [quota for quota in candidates if self._is_over(quota, total)]
+            self._over = [quota for quota in candidates if self._is_over(quota)]
         return bool(self._over)
 
-    def _is_over(self, quota: TenantQuota, total: int) -> bool:
+    def _is_over(self, quota: TenantQuota) -> bool:
         fraction = self._quotas.fraction(quota)
-        return quota.sequences > total * min(1.5 * fraction, (1 + fraction) / 2)
+        total, held = len(self._runs.sequences), quota.running
+        if not total:
+            total, held = len(self._waiting), quota.sequences
+        return held > total * min(1.5 * fraction, (1 + fraction) / 2)
 
     def _work_of(self, over: list[TenantQuota]) -> StepWork:
         names = {quota.name for quota in over}

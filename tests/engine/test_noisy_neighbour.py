@@ -22,14 +22,14 @@ FLOODS = {
 POOLS = {"roomy": 8000, "full": 800}
 
 
-def machine(num_blocks: int = POOLS["roomy"], **settings: object) -> Driver:
-    """64 seats, 256 prompt tokens a step beside decodes."""
+def machine(num_blocks: int = POOLS["roomy"], whole: int = 0, **settings: object) -> Driver:
+    """64 seats, 256 prompt tokens a step beside decodes; `whole`: see `PrefillShare`."""
     return Driver(
         num_blocks=num_blocks,
         block_size=16,
         token_budget=1024,
         max_num_seqs=64,
-        prefill_share=PrefillShare(256, full_at=64),
+        prefill_share=PrefillShare(256, full_at=64, whole=whole),
         enable_prefix_caching=False,
         **settings,
     )
@@ -40,13 +40,14 @@ def quiet() -> Tenant:
     return Tenant(rate=3.0, until=SECONDS, prompt=(10, 30), output=(5, 10))
 
 
+@pytest.mark.parametrize("whole", [0, 48])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("flood", FLOODS)
 def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
-    flood: str, pool: str
+    flood: str, pool: str, whole: int
 ) -> None:
     tenants = {"quiet": quiet(), "noisy": Tenant(0.0, SECONDS, at_once=250, **FLOODS[flood])}
-    Simulation(machine(POOLS[pool]), tenants).run_until(SECONDS)
+    Simulation(machine(POOLS[pool], whole), tenants).run_until(SECONDS)
     steps = tenants["quiet"].steps
     assert len(steps) > 40
     # The step that ran when it came, and its own. Of requests that come together the first one
@@ -56,15 +57,16 @@ def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
     assert tenants["noisy"].service > 10 * tenants["quiet"].service
 
 
+@pytest.mark.parametrize("whole", [0, 48])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("flood", FLOODS)
-def test_weights_hold_whatever_floods(flood: str, pool: str) -> None:
+def test_weights_hold_whatever_floods(flood: str, pool: str, whole: int) -> None:
     weights = {"one": 1.0, "two": 2.0, "four": 4.0}
     tenants = {
         name: Tenant(0.0, SECONDS, weight=weight, at_once=100, **FLOODS[flood])
         for name, weight in weights.items()
     }
-    simulation = Simulation(machine(POOLS[pool]), tenants)
+    simulation = Simulation(machine(POOLS[pool], whole), tenants)
     simulation.run_until(4.0)
     before = {name: tenant.service for name, tenant in tenants.items()}
     simulation.run_until(SECONDS)
