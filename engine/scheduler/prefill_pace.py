@@ -17,8 +17,6 @@ LEAST_TOKENS = 32
 _NEW = 0.1
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
-#: What a step that is held short takes, of what prompts of another one may.
-_WHOLE = 0.85
 #: The longest `PrefillShare.reach`: of a model that reads no context, there's still some to learn.
 _LONGEST_REACH = 1 << 14
 
@@ -77,7 +75,7 @@ class PrefillPace:
             limits.share,
             most=max(LEAST_TOKENS, int(self._limit / per_token)),
             reach=max(1, round(per_token / self.seconds_per_read)),
-            whole=max(LEAST_TOKENS, int(_WHOLE * self._limit / self.seconds_of_any)),
+            whole=max(LEAST_TOKENS, int(self._limit / self.seconds_of_any)),
         )
 
 

@@ -35,8 +35,8 @@ class PrefillShare:
             take as long as the token itself: a prompt's later tokens count for more than its first
             ones, and so does a start that was found in the cache. But `least` are tokens, wherever
             they stand. 0: context counts for nothing.
-        whole: tokens of a whole step, of prompts and of those that decode, that take nearly as
-            long as `most` may; `Turns` holds steps to them while others are about. 0: it doesn't.
+        whole: tokens of a whole step, of prompts and of those that decode, that take about as long
+            as `most` may; `Turns` holds steps to them while others are about. 0: it doesn't.
     """
 
     most: int

@@ -116,7 +116,7 @@ class Turns:
     def _parts(self, whole: int, rows: int, prompts: int) -> tuple[float, int]:
         """Tokens of a step for those over their share, and for others' prompts.
 
-        The former get what others leave, and a quarter of their share beside others' prompts, so
+        The former get what others leave, and half of their share beside others' prompts, so
         that these meet a step that is shorter still. But where others have been ahead for long,
         each gets his share. And always as many tokens for each row of others as their weights say.
         """
@@ -127,7 +127,7 @@ class Turns:
             taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
         elif self._ahead < _MOST_AHEAD * whole:
             taken = prompts = min(prompts, whole)
-            part = share / 4
+            part = share / 2
         else:
             taken = prompts = min(prompts, math.ceil(whole - share))
             part = share
