@@ -9,7 +9,7 @@ tenant that used it last, until another one takes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from engine.kv_cache.block import TenantQuota
 from engine.lazy_heap import LazyHeap
@@ -17,6 +17,8 @@ from engine.lazy_heap import LazyHeap
 #: A tenant's share and its reserve last for so long after its last request.
 PRESENT_S = 600.0
 _EXPIRE_EVERY_S = 10.0
+#: Whoever sent a request in so long is about: steps are held short for it.
+LATELY_S = 60.0
 #: A tenant gives a sixteenth of its blocks before the shares are looked at again.
 _PART_AT_ONCE = 16
 
@@ -42,8 +44,8 @@ class TenantQuotas:
         #: Those with a reserve.
         self.reserving: list[TenantQuota] = []
         self._total_weight = 0.0
-        #: Tenants that have a share.
-        self.num_present = 0
+        #: Those that have a share; whoever sent a request last is at the end.
+        self._present: dict[TenantQuota, None] = {}
         #: Those with free blocks, most over their share first.
         self._evictable = LazyHeap()
 
@@ -82,7 +84,8 @@ class TenantQuotas:
         quota = self.of(name)
         quota.seen_at = now
         added = weight - (quota.weight if quota.present else 0.0)
-        self.num_present += not quota.present
+        self._present.pop(quota, None)
+        self._present[quota] = None
         quota.weight, quota.present = weight, True
         quota.maximum = max(1, int(max_fraction * self.num_blocks))
         self._reserve(quota, int(reserved_fraction * self.num_blocks))
@@ -117,12 +120,17 @@ class TenantQuotas:
                 continue
             if quota.present:
                 quota.present = False
-                self.num_present -= 1
+                del self._present[quota]
                 self._reserve(quota, 0)
                 self._add_weight(-quota.weight)
                 self.list_free(quota)
             if not quota.free.count:
                 del self._quotas[quota.name]
+
+    def heard_beside(self, known: Collection[TenantQuota]) -> bool:
+        """Whether anybody but these sent a request in the last minute."""
+        latest = next((quota for quota in reversed(self._present) if quota not in known), None)
+        return latest is not None and self._clock() - latest.seen_at < LATELY_S
 
     def forget_idle(self) -> None:
         """Who uses nothing and has nothing waiting counts as long gone."""

@@ -142,12 +142,12 @@ class Turns:
         share, or leaves others less than half of theirs. Where all flood seats go by weights, so
         nobody does, and steps stay long.
         """
-        if self._quotas.num_present < 2:
-            self._over = []
-        else:
-            candidates = dict.fromkeys((*self._runs.tenants, *self._over))
-            self._over = [quota for quota in candidates if self._is_over(quota)]
-        return bool(self._over)
+        candidates = dict.fromkeys((*self._runs.tenants, *self._over))
+        self._over = [quota for quota in candidates if self._is_over(quota)]
+        if not self._over:
+            return False
+        beside = any(quota not in self._over for quota in self._runs.tenants)
+        return beside or self._quotas.heard_beside(self._over)
 
     def _is_over(self, quota: TenantQuota) -> bool:
         fraction = self._quotas.fraction(quota)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import time
 from itertools import pairwise
 
 import pytest
 
+from engine.kv_cache.quotas import LATELY_S
 from engine.scheduler import Sequence, StepPlan
 from engine.scheduler.prefill_share import PrefillShare
 from tests.engine.helpers import Driver
@@ -108,6 +110,19 @@ def test_rows_take_turns() -> None:
     assert set(gained) == {8}
     ids = {sequence.seq_id for sequence in rows}
     assert all({*one, *other} == ids for one, other in pairwise(dealt))
+
+
+def test_steps_are_long_again_once_nobody_else_came_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, now = machine(), time.monotonic()
+    flood(driver, 240)
+    visit(driver)
+    assert driver.step().num_tokens == WHOLE
+    monkeypatch.setattr(driver.scheduler.kv.quotas, "_clock", lambda: now + LATELY_S + 60)
+    assert driver.step().num_tokens == 240
+    visit(driver)
+    assert driver.step().num_tokens == WHOLE
 
 
 def test_streams_come_nearly_as_fast_as_in_long_steps() -> None:
