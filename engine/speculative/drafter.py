@@ -29,6 +29,8 @@ _LOOKS = 0.003
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
+#: Most tokens that a sequence keeps of what its drafts brought.
+_OWN = 2.0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Row:
     Attributes:
         matched: see `Guess`, of the newest ones.
         begun: a draft model is reading it, and isn't at its end yet.
+        own: tokens that its drafts brought beyond what they cost and its tenant keeps.
     """
 
     sequence: Sequence
@@ -45,6 +48,7 @@ class _Row:
     chances: Chances
     matched: int = 0
     begun: bool = False
+    own: float = 0.0
 
 
 class Drafter:
@@ -287,9 +291,9 @@ class Drafter:
         to_read = {seq_id: model.to_read(own[seq_id]) for seq_id in counts}
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
         if not (self._is_timed or self._planner.trying):
-            own_rows = [self._rows[seq_id] for seq_id in counts]
-            drawing = (model.seconds - model.reading) / len(counts)
-            self._charge(self._purses.pay, drawing, own_rows, step)
+            drawing = (model.seconds - model.reading) * self._price(step.width)
+            for seq_id in counts:
+                self._pay(seq_id, drawing / len(counts))
             self._charge_reading(model.reading, to_read, drawn, step)
         found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
@@ -322,7 +326,7 @@ class Drafter:
         self._watch.drop(sequence.seq_id)
         row = self._row(sequence)
         row.chances.note(row.matched, num_drafts, num_accepted)
-        self._purses.earn(row.tenant, num_accepted)
+        row.own = min(_OWN, row.own + self._purses.earn(row.tenant, num_accepted))
         self._resting = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
@@ -338,6 +342,24 @@ class Drafter:
         seconds -= following
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
+            self._planner.note(sum(map(len, plan.drafts.values())))
+        if any(plan.drafts.values()) and not self.timing:
+            self._pay_for_drafts(plan)
+
+    def _pay_for_drafts(self, plan: StepPlan) -> None:
+        """Each draft pays for its part of the wider step, by what is known now that it was run."""
+        total = sum(map(len, plan.drafts.values()))
+        price = self._planner.price(Step(plan.num_decodes, total, plan.num_prompt_tokens), total)
+        for seq_id, drafts in plan.drafts.items():
+            if count := min(len(drafts), self._planner.paid[seq_id]):
+                self._pay(seq_id, count * price)
+
+    def _pay(self, seq_id: int, tokens: float) -> None:
+        """A sequence's drafts took the time of so many tokens."""
+        row = self._rows[seq_id]
+        own = min(row.own, tokens)
+        row.own -= own
+        self._purses.pay(row.tenant, tokens - own)
 
     def reset(self, *, worker_too: bool = False) -> None:
         """Forget what a draft model has cached; `worker_too`: its memory was given back."""
@@ -388,7 +410,7 @@ class Drafter:
         for seq_id, count in possible.items():
             row = self._rows[seq_id]
             chances = row.chances.at_worst(row.matched, count)
-            offers.append(Offer(chances, seq_id, row.tenant, *self._reading(row)))
+            offers.append(Offer(chances, seq_id, row.tenant, *self._reading(row), row.own))
         if self._is_timed:
             drafts = [each.seq_id for each in offers for _ in each.chances]
             return Counter(drafts[: step.most])

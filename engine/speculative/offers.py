@@ -18,7 +18,8 @@ class Step(NamedTuple):
 
 class Offer(NamedTuple):
     """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
-    seconds that go into reading it first, which so many tokens are to pay.
+    seconds that go into reading it first, which so many tokens are to pay; and the tokens that its
+    own drafts brought.
     """
 
     chances: list[float]
@@ -26,3 +27,4 @@ class Offer(NamedTuple):
     tenant: str
     reading: float = 0.0
     gaining: int = 1
+    own: float = 0.0

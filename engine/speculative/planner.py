@@ -14,11 +14,13 @@ from engine.speculative.step_costs import StepCosts
 
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
 _WORTH = 1.03
-#: One step in so many goes without, to see what it takes: of those in which drafts promise less
-#: than so many times the tokens per second, and of others.
+#: So many steps have drafts at most before one goes without, to see what it takes: of those in
+#: which drafts promise less than so many times the tokens per second, and of others.
 _SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
 #: The part of steps' time that may go into seeing what wider ones, and a draft, take by now.
 _TRIALS = 0.003
+#: Tokens that are none.
+_ROUNDING = 1e-9
 #: The chance that a draft holds, its place among its sequence's, and whose it is.
 _Draft = tuple[float, int, Offer]
 
@@ -31,6 +33,7 @@ class Planner:
         pays: whether any of the drafts that were promised last would pay.
         poor: whether none was chosen last since a tenant could bear none.
         trying: whether those chosen last don't pay, and are a trial alone.
+        paid: those chosen last, by sequence, that aren't a trial.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Planner:
     ) -> None:
         """`drawing`: of a draft model; `most`: drafts of a row."""
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
-        self._drafted = 0
+        #: Steps with drafts since one went without, and how often one did.
+        self._drafted, self._compared = 0, 0
+        self.paid = Counter[int]()
         self.pays = self.poor = self.trying = False
 
     def could_pay(self, step: Step) -> bool:
@@ -90,9 +95,9 @@ class Planner:
         return max(0, min(int(allowed / each), width, step.most - taken))
 
     def choose(self, offers: list[Offer], step: Step) -> Counter[int]:
-        """How many of each sequence's first ones pay, and are paid for here."""
+        """How many of each sequence's first ones pay; a few more may be a trial."""
         counts = Counter([offer.seq_id for _, _, offer in self._paying(offers, step)])
-        self._charge(offers, counts, step)
+        self.paid = counts.copy()
         tried = self._tried(offers, counts, step)
         self.trying = bool(tried and not counts)
         counts.update(tried)
@@ -108,9 +113,8 @@ class Planner:
         self.pays, self.poor = bool(drafts), self.poor and not drafts
         if not drafts:
             return []
-        self._drafted += 1
         often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
-        return [] if self._drafted % often == 0 else drafts
+        return [] if self._drafted >= min(often, 2**self._compared) else drafts
 
     def _readable(self, offers: list[Offer], step: Step) -> tuple[list[Offer], dict[str, float]]:
         """The offers that nothing has to be read for, and as many of the others, the likeliest, as
@@ -166,7 +170,7 @@ class Planner:
                 return chosen, best
             self.poor, behind = True, len(drafts)
             drafts = [
-                draft for at, draft in enumerate(drafts) if at < ends.get(draft[2].tenant, behind)
+                draft for at, draft in enumerate(drafts) if at < ends.get(draft[2].seq_id, behind)
             ]
         return [], least
 
@@ -206,25 +210,38 @@ class Planner:
         """Seconds that a draft model takes to draw so many drafts for each of `rows`."""
         return 0.0 if self._model is None else depth * self._model.seconds(rows)
 
-    def _charge(self, offers: list[Offer], counts: Counter[int], step: Step) -> None:
-        """Each draft pays for its part of the wider step; a draft model's time is known later."""
-        if not counts:
-            return
-        now, total = self._costs.seconds(step.width), counts.total()
-        wider = self._costs.with_drafts(step.width, total, step.beside)
-        price = max(0.0, wider / now - 1.0) * step.width / total
-        for each in offers:
-            self._purses.pay(each.tenant, counts[each.seq_id] * price)
+    def note(self, num_drafts: int) -> None:
+        """A step in which all rows decoded was run, with so many drafts."""
+        if num_drafts:
+            self._drafted += 1
+        elif self._drafted:
+            self._drafted, self._compared = 0, min(self._compared + 1, _PLAIN)
+
+    def price(self, step: Step, num_drafts: int) -> float:
+        """Tokens that each of a step's drafts cost."""
+        now = self._costs.seconds(step.width)
+        wider = self._costs.with_drafts(step.width, num_drafts, step.beside)
+        return max(0.0, wider / now - 1.0) * step.width / num_drafts
 
 
-def _ends(drafts: list[_Draft], prices: list[float], left: dict[str, float]) -> dict[str, int]:
-    """By tenant: from which of the drafts on it can't bear its own, where there is one. `prices`:
-    of each, if there were no more than it and those before.
+def _ends(drafts: list[_Draft], prices: list[float], left: dict[str, float]) -> dict[int, int]:
+    """By sequence: from which of the drafts on its tenant can't bear its own, where there is one.
+    `prices`: of each, if there were no more than it and those before; what a sequence's drafts
+    brought pays for its own alone.
     """
-    counts, ends = dict.fromkeys(left, 0), dict[str, int]()
+    rows, tenants = Counter[int](), Counter[str]()
+    own, owns, ends = dict[int, float](), dict.fromkeys(left, 0.0), dict[int, int]()
     for at, ((_, _, offer), price) in enumerate(zip(drafts, prices, strict=False)):
-        tenant = offer.tenant
-        counts[tenant] += 1
-        if counts[tenant] * price > left[tenant]:
-            ends.setdefault(tenant, at)
+        seq_id, tenant = offer.seq_id, offer.tenant
+        if seq_id in ends:
+            continue
+        paid = min(offer.own, (rows[seq_id] + 1) * price)
+        from_own = owns[tenant] + paid - own.get(seq_id, 0.0)
+        most = max(left[tenant], _ROUNDING) if offer.own else left[tenant]
+        if (tenants[tenant] + 1) * price - from_own > most:
+            ends[seq_id] = at
+            continue
+        rows[seq_id] += 1
+        tenants[tenant] += 1
+        own[seq_id], owns[tenant] = paid, from_own
     return ends

@@ -10,9 +10,9 @@ from engine.speculative.chances import MOST_TENANTS
 #: Of each token so much may be spent on finding out whether drafts hold, and as much on looking for
 #: them.
 _SHARE = 0.003
-#: Tokens a row that may be owed for drafts, that there are for looks at first, and that are kept
-#: from better times.
-_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 2.0
+#: Tokens a row that may be owed for drafts, that there are for looks at first, and that a tenant
+#: keeps from better times; the rest is its sequences'.
+_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 0.3
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
@@ -46,11 +46,12 @@ class Purses:
     drafts took.
 
     What is expected of drafts may be wrong for as long as texts are made to deceive it. A purse
-    bounds that: drafts cost a tenant what they brought it lately, twice `_SHARE` of its tokens, and
-    a little credit that lets it begin. What a draft model reads of a sequence is for all drafts to
-    come and so keeps none of these back; but nothing more is read before drafts have brought it.
-    Nobody pays for another, nor from another's purse: so what drafts one has says nothing of
-    another's texts.
+    bounds that: drafts cost a sequence what they brought it lately itself, and beyond that its
+    tenant a little that its sequences brought, twice `_SHARE` of its tokens, and a little credit
+    that lets it begin. So what one text brought isn't lost with another. What a draft model reads
+    of a sequence is for all drafts to come and so keeps none of these back; but nothing more is
+    read before drafts have brought it. Nobody pays for another tenant, nor from its purse: so what
+    drafts one has says nothing of another's texts.
     """
 
     def __init__(self) -> None:
@@ -152,8 +153,14 @@ class Purses:
         """Its drafts took the time of so many tokens."""
         self._purses[tenant].balance -= tokens
 
-    def earn(self, tenant: str, tokens: float) -> None:
-        """Its drafts brought so many tokens."""
+    def earn(self, tenant: str, tokens: float) -> float:
+        """A sequence's drafts brought so many tokens. Those that its tenant has no use for: they
+        are the sequence's own.
+        """
         purse = self._purses.get(tenant)
-        if purse is not None:
-            purse.balance += tokens
+        if purse is None:
+            return 0.0
+        most = _MOST * purse.rows + purse.owed
+        kept = min(tokens, max(0.0, most - purse.balance))
+        purse.balance += kept
+        return tokens - kept

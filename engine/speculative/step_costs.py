@@ -37,6 +37,7 @@ class _Width:
         seconds: of one, at the pace that the machine had when it was first measured.
         last: the number of the last one.
         first: what those took that came before it was known.
+        compared: so often it was seen just behind another width; it was first measured so, too.
         tried: the number of the step before the last trial.
         lasts: after so many steps it's to be tried again.
     """
@@ -45,6 +46,7 @@ class _Width:
     last: int
     count: int
     first: list[float]
+    compared: int = 1
     tried: int = 0
     lasts: int = _OLD
 
@@ -159,8 +161,10 @@ class StepCosts:
         slower = min(max(slower, pace / _OUTLIER), pace * _OUTLIER)
         self._noise += _NEW_NOISE * (abs(slower / pace - 1.0) - self._noise)
         if self.pace.told_by != (id(self), place):  # steps of another width have told the pace
-            more = slower / pace - 1.0
-            each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
+            each.compared += 1
+            more = 1.0 + max(_NEW, 1.0 / (1 + each.compared)) * (slower / pace - 1.0)
+            each.seconds *= more
+            slower /= more  # the rest is the machine's
         self.pace.value += _PACE * (slower - self.pace.value)
 
     def forget(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core import draft_timing
+from engine.speculative.planner import Planner
 from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
 
@@ -21,6 +22,7 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
         monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
     monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(Planner, "note", lambda *_: None)  # so none goes without, to be compared
     monkeypatch.setattr(StepCosts, "widest", 10**6)
     monkeypatch.setattr(Purses, "left", lambda *_: 1e9)
     monkeypatch.setattr(Purses, "left_for_looks", lambda *_: 1e9)

@@ -189,6 +189,11 @@ class Simulation:
         return seconds * slower * math.exp(self._pace + self.rng.gauss(0.0, self._noise))
 
     @property
+    def begun(self) -> int:
+        """Rows that have begun."""
+        return self._ids
+
+    @property
     def followed(self) -> int:
         """Rows that are."""
         following = self.drafter._following

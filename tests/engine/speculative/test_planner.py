@@ -135,6 +135,26 @@ def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
     assert Planner(costs, None, purses, most=2).choose(offers, Step(2, 4, 0)) == {0: 1, 1: 1}
 
 
+def test_what_a_sequence_brought_pays_for_its_own_drafts_alone() -> None:
+    purses, costs = _rich([Offer([], 0, "a")] * 2, 0.0), _known(0.1)
+    purses.pay("a", purses.left("a"))
+    for first, second, found in ((0.0, 2.0, {1: 2}), (2.0, 0.0, {0: 2}), (0.0, 0.0, {})):
+        offers = [Offer([0.9, 0.8], 0, "a", own=first), Offer([0.95, 0.9], 1, "a", own=second)]
+        assert Planner(costs, None, purses, most=2).choose(offers, Step(2, 4, 0)) == found
+
+
+def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_seldom() -> None:
+    planner = Planner(_known(0.0), None, _rich([Offer([], 0, "a")]), most=1)
+    runs, run = [], 0
+    for _ in range(200):
+        chosen = planner.choose([Offer([0.9], 0, "a")], Step(1, 1, 0)).total()
+        planner.note(chosen)
+        run += chosen
+        if not chosen:
+            runs, run = [*runs, run], 0
+    assert runs == [1, 2, 4, 8, 16, 32, 48, 48]
+
+
 def test_the_likeliest_are_read_on_credit_as_far_as_it_goes() -> None:
     costs, drawing = _known(0.0), StepCosts(draws=True)
     drawing.note(1, 1e-6)
@@ -152,7 +172,7 @@ def test_the_likeliest_are_read_on_credit_as_far_as_it_goes() -> None:
     assert planner.choose(offers[:3], Step(5, 5, 0)) == {}
     assert planner.poor
     purses.earn("a", 100.0)
-    assert planner.choose(offers[:3], Step(5, 5, 0)) == {0: 1, 1: 1, 2: 1}
+    assert planner.choose(offers[:3], Step(5, 5, 0)) == {0: 1, 1: 1}
 
 
 def test_what_is_read_of_what_drafts_brought_is_not_theirs_to_spend() -> None:

@@ -26,7 +26,7 @@ def test_a_new_tenant_may_try_a_little_for_each_of_its_rows() -> None:
 
 
 def test_looks_cost_what_there_is_for_them_and_what_drafts_brought() -> None:
-    purses = filled(a=2)
+    purses = filled(a=4)
     for_looks, drafts = purses.left_for_looks("a"), purses.left("a")
     purses.earn("a", 1.0)
     purses.pay_looks("a", for_looks)
@@ -36,7 +36,7 @@ def test_looks_cost_what_there_is_for_them_and_what_drafts_brought() -> None:
     assert purses.left("a") == pytest.approx(drafts + 0.25)
     purses.pay_looks("a", 1.0)
     assert purses.left_for_looks("a") < 0.0 < purses.left("a")  # and their own credit
-    purses.fill(400, {"a": 2})
+    purses.fill(400, {"a": 4})
     assert purses.left_for_looks("a") > 0.0
 
 
@@ -51,11 +51,17 @@ def test_what_drafts_cost_comes_back_with_a_small_part_of_each_token() -> None:
     assert back > 0.0
 
 
-def test_what_drafts_brought_may_be_spent_but_is_not_hoarded() -> None:
+def test_of_what_drafts_brought_a_tenant_keeps_little_and_the_sequence_the_rest() -> None:
+    """Its next text may be another."""
     purses = filled(a=1)
-    purses.earn("a", 1000.0)
-    purses.fill(2, {"a": 1})
-    assert 1.0 < purses.left("a") < 10.0
+    before = purses.left("a")
+    rest = purses.earn("a", 1000.0)
+    assert purses.left("a") - before == pytest.approx(1000.0 - rest)
+    assert before < purses.left("a") < 1.0
+    assert purses.earn("a", 1.0) == 1.0
+    purses.pay("a", 0.2)
+    assert purses.earn("a", 1.0) == pytest.approx(0.8)
+    assert purses.earn("nobody", 1.0) == 0.0
 
 
 def test_a_debt_of_many_rows_is_not_one_rows() -> None:
@@ -79,7 +85,7 @@ def test_what_is_read_keeps_no_draft_back_but_little_more_is_read_until_drafts_b
     purses.earn("a", 1.0)
     purses.fill(3, {"a": 1})
     brought = purses.left_to_read("a") - to_read
-    assert brought > 0.9
+    assert brought == pytest.approx(0.3)
     purses.pay_reading("a", 0.5)
     assert purses.left_to_read("a") == pytest.approx(to_read + brought - 0.5)
 
