@@ -67,8 +67,9 @@ async def greedy(of: Pair, rng: random.Random, seen: Seen) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _flood(of: Pair, at_once: int, seen: Seen) -> AsyncIterator[None]:
-    rng = random.Random("greedy")
+async def _flood(of: Pair, at_once: int, seen: Seen, beside: float) -> AsyncIterator[None]:
+    """Each load meets other prompts, too."""
+    rng = random.Random(f"greedy {beside}")
     clients = [
         asyncio.create_task(greedy(of, random.Random(rng.getrandbits(64)), seen))
         for _ in range(at_once)
@@ -85,15 +86,15 @@ async def _flood(of: Pair, at_once: int, seen: Seen) -> AsyncIterator[None]:
 async def capacity(of: Pair, at_once: int, seconds: float) -> float:
     """Requests a second that are served when the machine is full."""
     seen = Seen()
-    async with _flood(of, at_once, seen):
+    async with _flood(of, at_once, seen, 0.0):
         seen.first.clear()
         await asyncio.sleep(seconds)
         return len(seen.first) / seconds
 
 
 async def modest(of: Pair, rate: float, seconds: float) -> Seen:
-    """So many requests a second, at random times."""
-    rng, seen = random.Random("modest"), Seen()
+    """So many requests a second, at random times; at each rate other ones, which no cache knows."""
+    rng, seen = random.Random(f"modest {rate}"), Seen()
     async with asyncio.TaskGroup() as group:
         after = rng.expovariate(rate)
         while after < seconds:
@@ -113,7 +114,7 @@ async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float,
     found = {}
     for load in args.loads:
         flood = Seen()
-        async with _flood(of, args.at_once, flood):
+        async with _flood(of, args.at_once, flood, load):
             flood.tokens, began = 0, time.perf_counter()
             seen = await modest(of, load * full / 2, args.seconds)
             found[load] = Beside(seen, flood.tokens / (time.perf_counter() - began))
