@@ -12,7 +12,8 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test test-slow sanitize lint lint-style lint-types audit format bench clean help
+.PHONY: up install install-test environments test test-slow sanitize lint lint-style lint-types audit format
+.PHONY: bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
@@ -30,8 +31,7 @@ install: $(VENV)/.installed
 
 # Types are checked while the tests begin; what that says comes in one piece. Where either finds something both go on to
 # the end, and the command fails.
-test: $(VENV)/.installed-test $(VENV)/.installed-clients lint-style
-	deploy/system-packages.sh test
+test: install-test lint-style
 	@(said=$$($(MAKE) --no-print-directory lint-types 2>&1); found=$$?; echo "$$said"; exit $$found) & types=$$!; \
 	  ($(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS) || $(ONCE_MORE)); tests=$$?; \
 	  wait $$types || tests=1; exit $$tests
@@ -39,6 +39,15 @@ test: $(VENV)/.installed-test $(VENV)/.installed-clients lint-style
 # What failed beside other workers is run once more, alone, as CPython's own tests are: a test that hangs on how
 # busy a machine is stays in sight above, and a fault of the code fails again.
 ONCE_MORE = (test $$? -eq 1 && echo "What failed, once more and alone:" && $(PYTEST) --last-failed $(TESTS) $(ARGS))
+
+# Side by side: each leaves a processor idle for half of its time. The system's packages come first, for
+# only one may install those.
+install-test:
+	deploy/system-packages.sh test
+	@$(MAKE) --no-print-directory -j 2 environments
+
+environments: $(VENV)/.installed-test $(VENV)/.installed-clients
+	@:
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test
