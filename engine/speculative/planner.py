@@ -41,8 +41,8 @@ class Planner:
     ) -> None:
         """`drawing`: of a draft model; `most`: drafts of a row."""
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
-        #: Steps with drafts since one went without, and how often one did.
-        self._drafted, self._compared = 0, 0
+        #: Steps with drafts since one went without, and after how many one is to.
+        self._drafted, self._run = 0, 1
         self.paid = Counter[int]()
         self.pays = self.poor = self.trying = False
 
@@ -114,7 +114,7 @@ class Planner:
         if not drafts:
             return []
         often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
-        return [] if self._drafted >= min(often, 2**self._compared) else drafts
+        return [] if self._drafted >= min(often, self._run) else drafts
 
     def _readable(self, offers: list[Offer], step: Step) -> tuple[list[Offer], dict[str, float]]:
         """The offers that nothing has to be read for, and as many of the others, the likeliest, as
@@ -215,7 +215,7 @@ class Planner:
         if num_drafts:
             self._drafted += 1
         elif self._drafted:
-            self._drafted, self._compared = 0, min(self._compared + 1, _PLAIN)
+            self._drafted, self._run = 0, min(2 * self._run, _PLAIN)
 
     def price(self, step: Step, num_drafts: int) -> float:
         """Tokens that each of a step's drafts cost."""
