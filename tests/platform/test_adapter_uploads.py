@@ -28,7 +28,6 @@ from tests.platform.conftest import World
 
 pytestmark = [
     pytest.mark.django_db,
-    pytest.mark.database,
     pytest.mark.usefixtures("adapters_here"),
 ]
 
@@ -60,6 +59,7 @@ def sent(world: World, model: ServedModel, files: dict[str, bytes], **more: Any)
     return actions.finish_upload(actor=world.member, upload=upload)
 
 
+@pytest.mark.database
 def test_an_upload_goes_on_where_it_was_cut_off(world: World, model: ServedModel) -> None:
     files = adapter_bytes()
     upload = begun(world, model, files)
@@ -99,6 +99,7 @@ def test_more_than_was_announced_is_refused(world: World, model: ServedModel) ->
         send(world, upload, "other.safetensors", 0, b"x")
 
 
+@pytest.mark.database
 def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 400}
     upload = begun(world, model, adapter_bytes())
@@ -111,6 +112,7 @@ def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings:
         begun(world, model, adapter_bytes(1))
 
 
+@pytest.mark.database
 def test_forgotten_uploads_go(world: World, model: ServedModel) -> None:
     upload = begun(world, model, adapter_bytes())
     send(world, upload, CONFIG_FILE, 0, b"{")

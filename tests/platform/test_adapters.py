@@ -27,7 +27,9 @@ from tests.adapter_files import adapter_folder
 from tests.platform.adapters import added, checked, served
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db, pytest.mark.database, pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapters_here")]
+#: What rows, their locks and their constraints decide; files and names are the same beside any.
+database = pytest.mark.database
 
 
 def test_a_version_is_checked_probed_and_ready(world: World) -> None:
@@ -56,6 +58,7 @@ def test_what_fails_its_check_can_never_go_live(world: World, says: str, told: s
         actions.promote(actor=world.owner, version=version)
 
 
+@database
 def test_promote_canary_and_rollback(world: World) -> None:
     model = served()
     first = checked(world.owner, world.acme, model, promote=True)
@@ -89,6 +92,7 @@ def test_an_alias_of_its_own_tries_a_version_before_it_goes_live(world: World) -
     assert second.state == VersionState.READY
 
 
+@database
 def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
     version = checked(world.owner, world.acme, served(), promote=True)
     for deed in (actions.retire, actions.delete_version):
@@ -108,6 +112,7 @@ def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
     assert not Adapter.objects.exists()
 
 
+@database
 def test_content_goes_when_no_version_has_it(world: World) -> None:
     model = served()
     mine = checked(world.owner, world.acme, model)
@@ -150,6 +155,7 @@ def test_roles(world: World) -> None:
     assert access.access_adapter(world.viewer, world.acme, version.adapter_id)
 
 
+@database
 def test_shared_adapters_are_seen_by_all_and_changed_by_operators(world: World) -> None:
     version = checked(world.operator, None, served(), promote=True)
     found = access.access_adapter(world.outsider, world.rival, version.adapter_id)
@@ -211,6 +217,7 @@ def test_a_models_name_is_no_adapters_name(world: World) -> None:
         added(world.owner, world.acme, served("secret", public=False))
 
 
+@database
 def test_the_same_content_is_no_second_version(world: World) -> None:
     model = served()
     added(world.owner, world.acme, model)
@@ -218,6 +225,7 @@ def test_the_same_content_is_no_second_version(world: World) -> None:
         added(world.owner, world.acme, model)
 
 
+@database
 def test_a_tenant_has_so_much_room(world: World, settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 300}
     model = served()
@@ -227,6 +235,7 @@ def test_a_tenant_has_so_much_room(world: World, settings: Any) -> None:
     added(world.outsider, world.rival, model, seed=1)
 
 
+@database
 def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
     version = added(world.owner, world.acme, served())
     stuck = AdapterVersion.objects.filter(pk=version.pk)
@@ -267,6 +276,7 @@ def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
     assert set(work.waiting(later)) == {version.pk, behind.pk}
 
 
+@database
 def test_a_version_deleted_while_it_is_checked_stays_deleted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +440,7 @@ def test_a_hub_that_nobody_reaches_fails_the_version_at_once(
     assert "The hub can't be reached" in version.problem
 
 
+@database
 def test_a_model_with_adapters_is_deleted_after_them(world: World, client: Client) -> None:
     model = served()
     version = checked(world.owner, world.acme, model, promote=True)
