@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.poisoned_replica import POISON
+from tests.e2e.poisoned_settings import MAX_ATTEMPTS
 from tests.e2e.product import ROOT, Product, running
 
 pytestmark = pytest.mark.timeout(900)
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 NEIGHBOURS, TOKENS = 6, 300
 #: `MAX_ATTEMPTS`, and `MOST_IN_COMPANY` before these; tests/inference/test_blame.py counts exactly.
 #: On a busy machine a replica that was silent, and that the request has left, may die of it later.
-MOST_DEATHS, LATE = 5 + 2, 2
+MOST_DEATHS, LATE = MAX_ATTEMPTS + 2, 2
 
 
 async def stream(client: httpx.AsyncClient, product: Product, **fields: Any) -> tuple[str, str]:
@@ -68,4 +69,4 @@ async def test_a_request_that_kills_replicas_ends_alone_and_its_neighbours_go_on
             assert await asking == calm
     counts = [int(line) for line in deaths.read_text().split()]
     assert MOST_DEATHS - 2 <= len(counts) <= MOST_DEATHS + LATE, counts
-    assert counts[-4:] == [1] * 4, "it died alone"
+    assert counts[-2:] == [1] * 2, "it died alone"
