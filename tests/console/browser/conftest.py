@@ -158,16 +158,32 @@ def sessions(browser: Browser, server: LiveServer) -> Sessions:
     return Sessions(browser, server.url)
 
 
+class Contexts:
+    """Shared between tests by user and way of looking: their caches spare loading scripts anew."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._made: dict[tuple[str, str], BrowserContext] = {}
+
+    def of(self, user: str, options: dict[str, Any]) -> BrowserContext:
+        """The user's, without the cookies of a login."""
+        key = user, repr(sorted(options.items()))
+        if key not in self._made:
+            self._made[key] = self._browser.new_context(**options)
+        return self._made[key]
+
+    def close(self) -> None:
+        """All of them."""
+        for context in self._made.values():
+            context.close()
+
+
 @pytest.fixture(scope="package")
-def contexts(browser: Browser) -> Iterator[dict[str, BrowserContext]]:
-    """A context for each user, shared between tests: its cache spares loading all scripts anew."""
-    made = {
-        name: browser.new_context(viewport=DESKTOP, color_scheme="light")
-        for name in ("ada", "root")
-    }
+def contexts(browser: Browser) -> Iterator[Contexts]:
+    """For all tests of this package."""
+    made = Contexts(browser)
     yield made
-    for context in made.values():
-        context.close()
+    made.close()
 
 
 @pytest.fixture
@@ -175,9 +191,10 @@ def open_page(
     browser: Browser,
     server: LiveServer,
     sessions: Sessions,
-    contexts: dict[str, BrowserContext],
+    contexts: Contexts,
 ) -> Iterator[Open]:
-    """Opens a page as a user, in a tab of its own; with options, in a context of its own.
+    """Opens a page as a user, in a tab of its own; as nobody, or without scripts, which can't tidy
+    up behind them, in a context of its own.
 
     `answers`: JSON that addresses answer with instead of the server. A script's error or a refused
     policy fails the test.
@@ -192,12 +209,12 @@ def open_page(
         answers: dict[str, Any] | None = None,
         **options: Any,
     ) -> Page:
-        if user in contexts and not options:
-            context = contexts[user]
+        options = {"viewport": DESKTOP, "color_scheme": "light"} | options
+        if user and options.get("java_script_enabled", True):
+            context = contexts.of(user, options)
             context.add_cookies(sessions[user]["cookies"])
         else:
             state = sessions[user] if user else None
-            options = {"viewport": DESKTOP, "color_scheme": "light"} | options
             context = browser.new_context(storage_state=state, **options)
             opened.append(context)
         context.set_default_timeout(60_000)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, BrowserContext, Page, WebSocketRoute, expect
 
 from engine.contract.protocol import EngineRequest
 from engine.text import load_tokenizer
@@ -90,14 +90,23 @@ def product(
     running.stop()
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One whose cache has the playground's scripts after the first test."""
+    made = browser.new_context()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def page(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Page]:
+def page(context: BrowserContext, product: LiveServer, sessions: Sessions) -> Iterator[Page]:
     """Logged in as Ada: sessions are in the database that both servers share."""
-    context = browser.new_context(storage_state=sessions["ada"])
+    context.add_cookies(sessions["ada"]["cookies"])
     opened = context.new_page()
     opened.goto(product.url)
     yield opened
-    context.close()
+    opened.evaluate("localStorage.clear()")
+    opened.close()
 
 
 @pytest.fixture
