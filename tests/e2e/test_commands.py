@@ -103,7 +103,7 @@ def ledger(product: Product) -> tuple[int, int]:
     return found
 
 
-@pytest.mark.parametrize("form", ["latency", "throughput"])
+@pytest.mark.parametrize("form", ["latency", pytest.param("throughput", marks=pytest.mark.slow)])
 def test_bench_prints_figures_with_their_ceilings(form: str, tmp_path: Path) -> None:
     flags = {
         "latency": ["--input-len", "8", "--output-len", "4", "--repeats", "1"],

@@ -12,6 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from config.batch import BatchClient, NoServer, own_server
+from config.management.commands.run_batch import Command
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import manage, tiny_model_folder
 
@@ -76,10 +77,12 @@ def test_without_an_instance_it_ends_with_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_settings_that_cant_be_read_are_a_mistake_of_the_command_line(tmp_path: Path) -> None:
-    failed = run(tmp_path, as_lines([]), "--config", "nowhere.yaml", check=False)
-    assert failed.returncode == 2
-    assert "run_batch: --config nowhere.yaml can't be read" in failed.stderr
+def test_settings_that_cant_be_read_are_a_mistake_of_the_command_line(capsys: Any) -> None:
+    words = ["-i", "in.jsonl", "-o", "out.jsonl", "--config", "nowhere.yaml"]
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "run_batch", *words])
+    assert ended.value.code == 2
+    assert "run_batch: --config nowhere.yaml can't be read" in capsys.readouterr().err
 
 
 async def test_what_a_proxy_says_instead_is_an_error() -> None:
