@@ -62,7 +62,7 @@ def data_dir(short_tmp: Path) -> Path:
 @pytest.fixture(scope="module")
 def instance(data_dir: Path, model: str) -> Iterator[Instance]:
     """One instance for all tests of a running one; the last of them stops it."""
-    with Instance(data_dir, "--model", model, "--served-model-name", "m", "--workers", "2") as up:
+    with Instance(data_dir, "--model", model, "--served-model-name", "m") as up:
         up.ready()
         yield up
 
