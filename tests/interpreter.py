@@ -21,6 +21,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from tests.interpreter_operators import FUNCTIONS, NO_SHAPE, NUMBERS, OPERATORS
+
 _MISSING = object()
 _POINTER = np.dtype(np.uint64)
 _plain_patch = interpreter._patch_lang
@@ -34,7 +36,13 @@ def _patches() -> list[tuple[Any, str, Any]]:
     found = {(id(obj), name): (obj, name, vars(obj)[name]) for obj, name, _ in scope._changes}
     scope.restore()
     found[id(tl.dtype), "to_ir"] = tl.dtype, "to_ir", _to_ir
-    return [(obj, name, _direct(new)) for obj, name, new in found.values()]
+    return [(obj, name, _quick(obj, name, _direct(new))) for obj, name, new in found.values()]
+
+
+def _quick(obj: Any, name: str, new: Any) -> Any:
+    """What is there for most operands, before what is there for all."""
+    quick = (OPERATORS if obj is tl.tensor else FUNCTIONS if obj in (tl, tl.core) else {}).get(name)
+    return quick(new) if quick is not None else new
 
 
 def _direct(new: Any) -> Any:
@@ -101,7 +109,7 @@ def _parts(shape: tuple[int, ...]) -> tuple[Any, int, str, Any, Any]:
 
 
 _plain_block: Callable[..., None] = tl.block_type.__init__
-_NO_SHAPE, _ONE = tl.core.tuple([]), tl.constexpr(1)
+_ONE = tl.constexpr(1)
 
 
 def _block(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
@@ -118,10 +126,9 @@ def _tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
     if isinstance(type, tl.block_type):
         _, _, _, self.shape, self.numel = _parts(tuple(type.shape.values))
     else:
-        self.shape, self.numel = _NO_SHAPE, _ONE
+        self.shape, self.numel = NO_SHAPE, _ONE
 
 
-_KINDS = {"fp32": (int, float), "int32": (int,), "int64": (int,)}
 _OFFSETS = ("int32", "int64")
 _plain_check = TritonSemantic.binary_op_type_checking_impl
 
@@ -134,13 +141,13 @@ def _check(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> tuple[An
     left, right = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
     if left is not None and right is not None:
         name = right.name
-        if left.name == name and name in _KINDS:
+        if left.name == name and name in NUMBERS:
             return _of_one_shape(self, lhs, rhs)
         if name in _OFFSETS and isinstance(left, tl.pointer_type) and args and args[0]:
             return _of_one_shape(self, lhs, rhs)
-    elif left is not None and type(rhs) in _KINDS.get(left.name, ()) and abs(rhs) < 2**31:
+    elif left is not None and type(rhs) in NUMBERS.get(left.name, ()) and abs(rhs) < 2**31:
         return _of_one_shape(self, lhs, _constant(type(rhs), rhs, left.name))
-    elif right is not None and type(lhs) in _KINDS.get(right.name, ()) and abs(lhs) < 2**31:
+    elif right is not None and type(lhs) in NUMBERS.get(right.name, ()) and abs(lhs) < 2**31:
         return _of_one_shape(self, _constant(type(lhs), lhs, right.name), rhs)
     return _plain_check(self, lhs, rhs, *args, **kwargs)
 
@@ -149,9 +156,9 @@ def _of_one_shape(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor,
     """By their types. What they hold, numpy broadcasts in the operation that comes next."""
     if lhs.shape is rhs.shape:  # the same objects where they are equal
         return lhs, rhs
-    if lhs.shape is _NO_SHAPE:
+    if lhs.shape is NO_SHAPE:
         return tl.tensor(lhs.handle, rhs.type.with_element_ty(lhs.dtype)), rhs
-    if rhs.shape is _NO_SHAPE:
+    if rhs.shape is NO_SHAPE:
         return lhs, tl.tensor(rhs.handle, lhs.type.with_element_ty(rhs.dtype))
     sizes = _joined(tuple(lhs.type.shape.values), tuple(rhs.type.shape.values))
     if sizes is None:  # which says what is wrong

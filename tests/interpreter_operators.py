@@ -1,0 +1,267 @@
+"""Operators of Triton's interpreter where there is nothing to find out: one call of numpy each.
+
+Operands of one type, a pointer and an offset, a number beside a tensor, loads and stores through
+pointers of the mask's shape: that is nearly all that kernels do, and Triton asks a dozen questions
+about each. Whatever else comes goes to Triton's own function, and so do errors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+Handle = interpreter.TensorHandle
+#: Numbers of Python that a type takes as they are, by its name.
+NUMBERS: dict[str, tuple[type, ...]] = {"fp32": (int, float), "int32": (int,), "int64": (int,)}
+_INTEGERS: dict[str, tuple[type, ...]] = {"int1": (), "int32": (int,), "int64": (int,)}
+_OFFSETS = ("int32", "int64")
+_SMALL = 2**31
+NO_SHAPE = tl.core.tuple([])
+#: A shape's sizes by its `id`: `tests.interpreter` has one for each, and keeps it.
+_bools: dict[int, tl.block_type] = {}
+
+
+def tensor(data: np.ndarray[Any, Any], kind: tl.dtype, type_: tl.dtype, like: Any) -> tl.tensor:
+    """Of a block's or a number's type, and of the shape that another tensor has.
+
+    Args:
+        kind: the type that Triton's interpreter notes beside the data.
+    """
+    handle = Handle.__new__(Handle)
+    handle.data, handle.dtype, handle.attr = data, kind, {}
+    made = tl.tensor.__new__(tl.tensor)
+    made.handle, made.type, made.dtype = handle, type_, type_.scalar
+    made.shape, made.numel = like.shape, like.numel
+    return made
+
+
+def _bool(like: Any) -> tl.dtype:
+    """The type of a truth for each value of a tensor."""
+    if like.shape is NO_SHAPE:
+        return tl.int1
+    key = id(like.shape)
+    if key not in _bools:
+        _bools[key] = tl.block_type(tl.int1, [*like.type.shape])
+    return _bools[key]
+
+
+def _wide(one: tl.tensor, other: tl.tensor) -> tl.tensor | None:
+    """Which of two has the shape of a result, if one has."""
+    if one.shape is other.shape or other.shape is NO_SHAPE:
+        return one
+    return other if one.shape is NO_SHAPE else None
+
+
+def _fits(number: Any, numbers: tuple[type, ...]) -> bool:
+    kind = type(number)
+    return kind in numbers and (kind is float or -_SMALL < number < _SMALL)
+
+
+def _operator(
+    plain: Any, operation: Any, kinds: dict[str, tuple[type, ...]], truths: bool, swapped: bool
+) -> Callable[..., Any]:
+    """One of two operands.
+
+    Args:
+        plain: Triton's own.
+        truths: it compares.
+        swapped: the tensor stands on the right.
+    """
+
+    def call(self: tl.tensor, other: Any, _semantic: Any = None) -> Any:
+        name = self.dtype.name
+        if name not in kinds:
+            return plain(self, other)
+        if type(other) is tl.constexpr:
+            other = other.value
+        if type(other) is tl.tensor:
+            wide = _wide(self, other)
+            if other.dtype.name != name or wide is None:
+                return plain(self, other)
+            value = other.handle.data
+        elif _fits(other, kinds[name]):
+            wide, value = self, other
+        else:
+            return plain(self, other)
+        mine = self.handle.data
+        data = operation(value, mine) if swapped else operation(mine, value)
+        return tensor(data, self.handle.dtype, _bool(wide) if truths else wide.type, wide)
+
+    return call
+
+
+def _add(plain: Any) -> Callable[..., Any]:
+    """Numbers; and a pointer with offsets."""
+    numbers = _operator(plain, np.add, NUMBERS, truths=False, swapped=False)
+
+    def call(self: tl.tensor, other: Any, _semantic: Any = None) -> Any:
+        pointer = self.dtype
+        if type(pointer) is not tl.pointer_type:
+            return numbers(self, other)
+        if type(other) is not tl.tensor or other.dtype.name not in _OFFSETS:
+            return plain(self, other)
+        wide = _wide(self, other)
+        if wide is None:
+            return plain(self, other)
+        size = max(1, pointer.element_ty.primitive_bitwidth // 8)
+        data = self.handle.data + size * other.handle.data.astype(np.uint64)
+        type_ = self.type if wide is self else wide.type.with_element_ty(pointer)
+        return tensor(data, self.handle.dtype, type_, wide)
+
+    return call
+
+
+def _divide(plain: Any) -> Callable[..., Any]:
+    """Whole numbers, towards zero."""
+
+    def divided(one: Any, other: Any) -> Any:
+        return (one - np.fmod(one, other)) // other
+
+    return _operator(plain, divided, _WHOLE, truths=False, swapped=False)
+
+
+_WHOLE: dict[str, tuple[type, ...]] = {"int32": (int,), "int64": (int,)}
+
+
+def _item(plain: Any) -> Callable[..., Any]:
+    """`block[:, None]` and the like."""
+
+    def call(self: tl.tensor, slices: Any, _semantic: Any = None) -> Any:
+        data = self.handle.data
+        every = type(slices) is tuple and all(s is None or s == slice(None) for s in slices)
+        if not every or self.shape is NO_SHAPE or data.shape != tuple(self.type.shape):
+            return plain(self, slices)
+        data = data[slices]
+        return tl.tensor(Handle(data, self.dtype), tl.block_type(self.dtype, data.shape))
+
+    return call
+
+
+def _where(plain: Any) -> Callable[..., Any]:
+    def call(condition: Any, x: Any, y: Any, _semantic: Any = None) -> Any:
+        if type(condition) is tl.tensor and condition.dtype.name == "int1":
+            made = _chosen(condition, x, y)
+            if made is not None:
+                return made
+        return plain(condition, x, y)
+
+    return call
+
+
+def _chosen(condition: tl.tensor, x: Any, y: Any) -> tl.tensor | None:
+    """None: that's for Triton to say."""
+    tensors = [each for each in (x, y) if type(each) is tl.tensor]
+    name = tensors[0].dtype.name if tensors else ""
+    if name not in NUMBERS:
+        return None
+    wide: Any = condition
+    values = []
+    for each in (x, y):
+        if type(each) is tl.tensor and each.dtype.name == name:
+            wide = _wide(wide, each)
+            values.append(each.handle.data)
+        elif _fits(each, NUMBERS[name]):
+            values.append(each)
+        else:
+            return None
+        if wide is None:
+            return None
+    kind = tensors[0].handle.dtype
+    type_ = kind if wide.shape is NO_SHAPE else wide.type.with_element_ty(kind)
+    return tensor(np.where(condition.handle.data, *values), kind, type_, wide)
+
+
+@functools.cache
+def _element(pointer: str, element: tl.dtype) -> np.dtype[Any] | None:
+    """numpy's type of what is behind a pointer, None for truths, which are bytes there."""
+    return None if element.name == "int1" else interpreter._get_np_dtype(element)
+
+
+def _memory(pointer: Any, mask: Any) -> tuple[Any, Any, Any] | None:
+    """numpy's type, addresses and mask of a load or a store; None: that's for Triton to say."""
+    if type(pointer) is not tl.tensor or type(pointer.dtype) is not tl.pointer_type:
+        return None
+    kind = _element(pointer.dtype.name, pointer.dtype.element_ty)
+    addresses = pointer.handle.data
+    if mask is None:
+        found = np.ones(addresses.shape, bool)
+    elif (
+        type(mask) is not tl.tensor
+        or mask.dtype.name != "int1"
+        or _wide(pointer, mask) is not pointer
+    ):
+        return None
+    else:
+        found = np.broadcast_to(mask.handle.data, addresses.shape)
+    return None if kind is None else (kind, addresses, found)
+
+
+def _load(plain: Any) -> Callable[..., Any]:
+    def call(pointer: Any, mask: Any = None, other: Any = None, **more: Any) -> Any:
+        known = _memory(pointer, mask)
+        if known is None or not _is_zero(other) or more.keys() - {"_semantic"}:
+            return plain(pointer, mask, other, **more)
+        kind, addresses, found = known
+        element = pointer.dtype.element_ty
+        data = interpreter._interpreter.load(
+            addresses, found, np.zeros(addresses.shape, kind), kind
+        )
+        type_ = element
+        if pointer.shape is not NO_SHAPE:
+            type_ = pointer.type.with_element_ty(element)
+        return tensor(data, element, type_, pointer)
+
+    return call
+
+
+def _is_zero(other: Any) -> bool:
+    """Of which a type's bits are all zeros."""
+    return other is None or (type(other) in (int, float) and str(other) in ("0", "0.0"))
+
+
+def _store(plain: Any) -> Callable[..., Any]:
+    def call(pointer: Any, value: Any, mask: Any = None, **more: Any) -> Any:
+        known = _memory(pointer, mask)
+        fits = type(value) is tl.tensor and known is not None and not more.keys() - {"_semantic"}
+        if not fits or value.dtype.name != pointer.dtype.element_ty.name:
+            return plain(pointer, value, mask, **more)
+        if _wide(pointer, value) is not pointer:
+            return plain(pointer, value, mask, **more)
+        _, addresses, found = known
+        data = np.broadcast_to(value.handle.data, addresses.shape)
+        interpreter._interpreter.store(addresses, data, found)
+        return None
+
+    return call
+
+
+def _two(operation: Any, kinds: dict[str, Any], truths: bool = False, swapped: bool = False) -> Any:
+    return lambda plain: _operator(plain, operation, kinds, truths, swapped)
+
+
+#: Attribute of `tl.tensor` -> makes its operator out of Triton's.
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "__add__": _add,
+    "__radd__": _two(np.add, NUMBERS, swapped=True),
+    "__sub__": _two(np.subtract, NUMBERS),
+    "__rsub__": _two(np.subtract, NUMBERS, swapped=True),
+    "__mul__": _two(np.multiply, NUMBERS),
+    "__rmul__": _two(np.multiply, NUMBERS, swapped=True),
+    "__floordiv__": _divide,
+    "__and__": _two(np.bitwise_and, _INTEGERS),
+    "__or__": _two(np.bitwise_or, _INTEGERS),
+    "__lt__": _two(np.less, NUMBERS, truths=True),
+    "__le__": _two(np.less_equal, NUMBERS, truths=True),
+    "__gt__": _two(np.greater, NUMBERS, truths=True),
+    "__ge__": _two(np.greater_equal, NUMBERS, truths=True),
+    "__eq__": _two(np.equal, NUMBERS, truths=True),
+    "__ne__": _two(np.not_equal, NUMBERS, truths=True),
+    "__getitem__": _item,
+}
+#: The same of `tl`'s functions.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {"where": _where, "load": _load, "store": _store}
