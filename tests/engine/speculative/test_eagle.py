@@ -54,8 +54,8 @@ class Watch:
 
     def __init__(self, llm: LLM, equation: Equation, model: Any, bias: dict[int, float]) -> None:
         self.depths: list[int] = []
-        #: Whose drafts are other than the equation's: what fails in a round ends drafts alone.
-        self.wrong: list[int] = []
+        #: Tokens and the drafts behind them, of rounds that weren't compared yet.
+        self._rounds: list[tuple[list[int], list[int]]] = []
         self._core, self._equation, self._model, self._bias = llm.core, equation, model, bias
         drafts = self._core.drafter.model
         self._inner, drafts._run = drafts._run, self._run
@@ -65,20 +65,40 @@ class Watch:
         texts = {each.seq_id: each for each in self._core.scheduler.running}
         for seq_id, drafts in zip(plan.seq_ids, result.drafts, strict=True):
             sequence = texts[seq_id]
-            self._check(list(sequence.token_ids), drafts)
+            self._rounds.append((list(sequence.token_ids), drafts))
             self.depths.append(len(drafts))
         return result
 
-    def _check(self, tokens: list[int], drafts: list[int]) -> None:
-        with torch.no_grad():
-            states = self.states(tokens[:-1])
+    @property
+    @torch.no_grad()
+    def wrong(self) -> list[int]:
+        """Lengths of the texts whose drafts are other than the equation's, since it was asked.
+
+        Not in a round itself: what fails there ends drafts alone. And behind the longest texts
+        first, for states of a text are those of what it goes on with, too.
+        """
+        found: list[int] = []
+        known: list[tuple[list[int], torch.Tensor]] = []
+        for tokens, drafts in sorted(self._rounds, key=lambda each: -len(each[0])):
+            seen = tokens[:-1]
+            states = next((s for text, s in known if text[: len(seen)] == seen), None)
+            if states is None:
+                states = self.states(seen)
+                known.append((seen, states))
+            found += self._wrong(states[: len(seen)], tokens, drafts)
+        self._rounds.clear()
+        return found
+
+    def _wrong(self, states: torch.Tensor, tokens: list[int], drafts: list[int]) -> list[int]:
+        found = []
         for draft in drafts:
             logits = self._equation(states, tokens)
             for token, bias in self._bias.items():
                 logits[token] += bias
             if logits.max() - logits[draft] >= 1e-2:
-                self.wrong.append(len(tokens))
+                found.append(len(tokens))
             tokens.append(draft)
+        return found
 
     def states(self, tokens: list[int]) -> torch.Tensor:
         return self._model.model(torch.tensor([tokens])).last_hidden_state[0]

@@ -68,6 +68,7 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
         llm.generate(asked, BIASED, use_tqdm=False)
     stats = llm.core.snapshot()
     assert len(watch.depths) > (30 if kernels else 10)
+    assert not watch.wrong
     assert max(watch.depths) == 4
     assert stats.prefix_cache_hits_total > 100 or not kernels
     accepted = stats.spec_decode_num_accepted_tokens_total
@@ -156,6 +157,7 @@ def test_it_sleeps_with_the_model(glm: Path) -> None:
     watch = watched(llm, glm)
     assert texts(llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)) == texts(before)
     assert sum(watch.depths) > 20
+    assert not watch.wrong
 
 
 def test_the_layer_may_be_in_another_folder(glm: Path, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_eagles_drafts_are_the_equations(method: str, recorded: list[Any], tmp_p
     watch = test_eagle.watched(llm, folder, tensors)
     assert len(said(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
+    assert not watch.wrong
     assert recorded[0].count(CHECK) > 1
 
 
@@ -104,4 +105,5 @@ def test_a_checkpoints_own_layer_says_what_its_equation_does(
     watch = test_mtp.watched(llm, folder)
     assert len(said(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
+    assert not watch.wrong
     assert recorded[0].count(CHECK) > 1

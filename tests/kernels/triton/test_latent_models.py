@@ -135,6 +135,7 @@ def test_a_checkpoints_own_layer_drafts_beside_graphs(recorded: list[Any], tmp_p
     watch = test_mtp.watched(llm, folder)
     assert len(test_head_graphs.said(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
+    assert not watch.wrong
     assert recorded[0].count(test_head_graphs.CHECK) > 1
 
 
