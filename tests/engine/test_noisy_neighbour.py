@@ -5,9 +5,8 @@ On a virtual clock: a step takes what its tokens cost.
 
 from __future__ import annotations
 
-import pytest
-
 from engine.scheduler.prefill_share import PrefillShare
+from tests.covering import covering
 from tests.engine.helpers import Driver
 from tests.engine.simulation import Simulation, Tenant
 
@@ -40,9 +39,7 @@ def quiet() -> Tenant:
     return Tenant(rate=3.0, until=SECONDS, prompt=(10, 30), output=(5, 10))
 
 
-@pytest.mark.parametrize("whole", [0, 48])
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("flood", FLOODS)
+@covering(flood=list(FLOODS), pool=list(POOLS), whole=[0, 48])
 def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
     flood: str, pool: str, whole: int
 ) -> None:
@@ -57,9 +54,7 @@ def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
     assert tenants["noisy"].service > 10 * tenants["quiet"].service
 
 
-@pytest.mark.parametrize("whole", [0, 48])
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("flood", FLOODS)
+@covering(flood=list(FLOODS), pool=list(POOLS), whole=[0, 48])
 def test_weights_hold_whatever_floods(flood: str, pool: str, whole: int) -> None:
     weights = {"one": 1.0, "two": 2.0, "four": 4.0}
     tenants = {
