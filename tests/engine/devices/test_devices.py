@@ -33,12 +33,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": WRONG})
 
 
-def run(script: str, package: Path, **environment: str) -> Any:
+def run(script: str, package: Path) -> Any:
     """What a Python process prints last, as JSON; the package is installed in it."""
     path = os.pathsep.join([str(package), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -67,6 +67,14 @@ def answers(package: Path) -> dict[str, Any]:
     script += "own, refused = told('testdevice'), refusal()\n"
     script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': own, 'refused': refused}))"
     return run(GENERATE + script, package)
+
+
+@pytest.fixture(scope="module")
+def refusals(package: Path) -> dict[str, list[list[str]]]:
+    """Field and words for each of `REFUSED`, by what QUIRE_PLUGINS names: one process has imported
+    all that, and each of its children finds plug-ins anew.
+    """
+    return run(REFUSE, package)
 
 
 def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
@@ -98,31 +106,49 @@ REFUSED = [
     ("testdevice", {"kv_cache_dtype": "int8"}, "kv_cache_dtype", "which keeps float32"),
 ]
 REFUSE = f"""
-import json
+import json, os
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.find import make_device
-found = []
-for name, given in {[(name, given) for name, given, *_ in REFUSED]!r}:
-    try:
-        make_device(EngineConfig(model="m", device=name, **given))
-        found.append(["", "it was made"])
-    except ConfigError as error:
-        found.append([error.param, error.message])
+def refused():
+    for name, given in {[(name, given) for name, given, *_ in REFUSED]!r}:
+        try:
+            make_device(EngineConfig(model="m", device=name, **given))
+            yield "", "it was made"
+        except ConfigError as error:
+            yield error.param, error.message
+found = {{}}
+for plugins in ("", "other"):
+    reads, writes = os.pipe()
+    if (child := os.fork()) == 0:
+        if plugins:
+            os.environ["QUIRE_PLUGINS"] = plugins
+        with open(writes, "w") as out:
+            json.dump([*refused()], out)
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as told:
+        found[plugins] = json.load(told)
+    os.waitpid(child, 0)
 print(json.dumps(found))
 """
 
 
-def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(package: Path) -> None:
-    found = run(REFUSE, package)
-    for (name, _, param, words), (named, message) in zip(REFUSED, found, strict=True):
+def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(
+    refusals: dict[str, list[list[str]]],
+) -> None:
+    for (name, _, param, words), (named, message) in zip(REFUSED, refusals[""], strict=True):
         assert named == param, name
         assert words in message
 
 
-def test_plug_ins_that_the_operator_left_out_are_no_devices(package: Path) -> None:
-    found = run(REFUSE, package, QUIRE_PLUGINS="other")
-    assert found[-1] == ["device", "device must be one of auto, cpu, cuda; got 'testdevice'."]
+def test_plug_ins_that_the_operator_left_out_are_no_devices(
+    refusals: dict[str, list[list[str]]],
+) -> None:
+    assert refusals["other"][-1] == [
+        "device",
+        "device must be one of auto, cpu, cuda; got 'testdevice'.",
+    ]
 
 
 def test_a_device_that_nobody_brings_is_refused_before_anything_is_loaded() -> None:
