@@ -70,9 +70,9 @@ def serving(drafts: int) -> Iterator[list[tuple[int, int]]]:
     sequences of up to so many drafts.
     """
     rng = random.Random(5)
-    for length in (*range(1, 200), *range(200, 8200, 97), 8191, 8192, 8193, 8200):
+    for length in (*range(1, 66), *range(66, 8200, 331), 8191, 8192, 8193, 8200):
         yield [(1, length)]
-    for _ in range(150):
+    for _ in range(60):
         decodes = [(1, rng.randint(1, 8200)) for _ in range(rng.randrange(SEQUENCES // 2))]
         prompts = [
             (count, count + rng.choice((0, 0, rng.randrange(6000))))
@@ -82,7 +82,7 @@ def serving(drafts: int) -> Iterator[list[tuple[int, int]]]:
             yield decodes + prompts
     for count in (2, 3, 63, 255, 1000, 1001, 5000, BUDGET):
         yield [(count, count)]
-    for _ in range(30):
+    for _ in range(15):
         counts = [rng.randint(1, 1 + drafts) for _ in range(rng.randint(1, SEQUENCES))]
         yield [(count, 300 + count) for count in sorted(counts)]
 
