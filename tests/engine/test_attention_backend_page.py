@@ -48,7 +48,7 @@ def test_the_backend_gives_the_tokens_of_transformers(
     llm = make(model_folder("llama"))
     assert llm.core.executor.loaded.model.ops.why.endswith("attention: PLAIN_ATTN")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    expected = [oracle("llama").greedy(prompt, 8) for prompt in PROMPTS]
+    expected = oracle("llama").greedy_all(PROMPTS, 8)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert PRIORITY["cpu"][-1] == "PLAIN_ATTN"
 

@@ -38,7 +38,7 @@ def test_layer_by_layer_and_in_one_call_give_the_same_tokens(
         layer_by_layer = make(model_folder(family))
     assert is_compiled(one_call)
     assert not is_compiled(layer_by_layer)
-    expected = [oracle(family).greedy(prompt, OUTPUT) for prompt in PROMPTS]
+    expected = oracle(family).greedy_all(PROMPTS, OUTPUT)
     assert run(one_call, PROMPTS) == run(layer_by_layer, PROMPTS) == expected
 
 

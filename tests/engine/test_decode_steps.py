@@ -55,7 +55,7 @@ def sampling(**options: object) -> SamplingParams:
 def test_all_steps_but_the_prompts_run_in_one_call(
     family: str, model_folder: Folder, oracle: Callable[[str], Oracle], taken: list[bool]
 ) -> None:
-    expected = [oracle(family).greedy(prompt, OUTPUT) for prompt in PROMPTS]
+    expected = oracle(family).greedy_all(PROMPTS, OUTPUT)
     assert run(make(model_folder(family)), PROMPTS) == expected
     assert sum(taken) >= OUTPUT - 1
     assert not taken[0]

@@ -53,7 +53,7 @@ def test_the_models_own_vectors_give_the_same_tokens(
     model_folder: Folder, oracle: Callable[[str], Oracle], changes: dict[str, Any]
 ) -> None:
     llm = make(model_folder("llama"), **changes)
-    expected = [oracle("llama").greedy(prompt, 12) for prompt in PROMPTS]
+    expected = oracle("llama").greedy_all(PROMPTS, 12)
     embeds = [as_embeds(oracle("llama"), prompt) for prompt in PROMPTS]
     assert run(llm, embeds) == expected
     # Beside prompts of ids, and once more from the cache.

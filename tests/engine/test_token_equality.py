@@ -36,7 +36,7 @@ def expected(oracle: Callable[[str], Oracle]) -> Callable[[str], list[list[int]]
 
     def get(family: str) -> list[list[int]]:
         if family not in made:
-            made[family] = [oracle(family).greedy(p, OUTPUT) for p in mixed_prompts()]
+            made[family] = oracle(family).greedy_all(mixed_prompts(), OUTPUT)
         return made[family]
 
     return get

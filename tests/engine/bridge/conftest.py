@@ -14,6 +14,7 @@ from engine import LLM, SamplingParams
 from engine.survey.bridged import BRIDGED, REFUSED, STATEFUL
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import Oracle, make_checkpoint, prompts
+from tests.engine.greedy import greedy_all
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 90)
@@ -53,7 +54,7 @@ def case(checkpoint: Callable[[str], Path]) -> Callable[[str], Case]:
         if name not in made:
             torch.set_num_threads(1)
             oracle, mixed = Oracle(checkpoint(name)), prompts(LENGTHS)
-            greedy = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
+            greedy = greedy_all(oracle.model, mixed, OUTPUT)
             made[name] = Case(checkpoint(name), mixed, greedy)
         return made[name]
 

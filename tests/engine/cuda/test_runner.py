@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_those_of_transformers(
         model_folder("llama"), split=split, max_num_batched_tokens=budget,
         num_gpu_blocks_override=8,
     )  # fmt: skip
-    expected = [[oracle("llama").greedy(prompt, 7)] for prompt in PROMPTS]
+    expected = [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
     assert token_ids(llm) == expected
 
 
@@ -179,7 +179,7 @@ def test_a_step_that_fails_on_the_device_is_taken_back(
         collect(*args)
 
     monkeypatch.setattr("engine.worker.cuda.runner.collect", failing)
-    assert token_ids(llm) == [[oracle("llama").greedy(prompt, 7)] for prompt in PROMPTS]
+    assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone(
@@ -200,7 +200,7 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone(
     with pytest.raises(EngineFault, match="No token can be chosen"):
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)
     model.logits = logits
-    assert token_ids(llm) == [[oracle("llama").greedy(prompt, 7)] for prompt in PROMPTS]
+    assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
 
 
 def test_drafts_are_checked_step_by_step(

