@@ -147,17 +147,34 @@ class Scheduler:
 
     def _deal_shared(self, builder: StepBuilder) -> None:
         """Give the step to all, or, where it's held short, to those whose turn it is."""
-        short, resting = self._short, set[Sequence]()
-        if short is not None:
-            own = replace(builder.prefill, left=short.own, least=short.own)
-            builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
-            resting = self._turns.resting(short)
-        self._admitter.deal_prompts(builder, self._schedule_decodes(builder, resting))
-        if short is not None:
-            self._turns.stuck = 0 < short.others <= builder.prefill.left
-            # Drafts make a step longer, too.
-            spare = max(0, short.whole - builder.plan.num_tokens)
-            builder.budget = min(builder.budget, spare)
+        if self._short is not None:
+            self._deal_short(builder, self._short)
+        else:
+            self._admitter.deal_prompts(builder, self._schedule_decodes(builder, set()))
+
+    def _deal_short(self, builder: StepBuilder, short: ShortStep) -> None:
+        """Rows whose turn it isn't get what prompts leave that wait for seats or blocks."""
+        own = replace(builder.prefill, left=short.own, least=short.own)
+        builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
+        resting = self._turns.resting(short)
+        self._admitter.deal_prompts(builder, self._schedule_decodes(builder, set(resting)))
+        self._turns.stuck = 0 < short.others <= builder.prefill.left
+        for sequence in resting[: max(0, int(own.left))]:
+            self._deal_early(builder, sequence)
+        # Drafts make a step longer, too.
+        spare = max(0, short.whole - builder.plan.num_tokens)
+        builder.budget = min(builder.budget, spare)
+
+    def _deal_early(self, builder: StepBuilder, sequence: Sequence) -> None:
+        """The next token of a sequence that would have to sit out, if nobody pays for it."""
+        ended = sequence.num_placeholders and sequence.ends_in_flight
+        runs = sequence.status is Status.RUNNING and sequence is not self._runs_alone()
+        if not runs or ended or builder.budget <= 0:
+            return
+        quota, computed = self._runs.quota_of(sequence), sequence.num_computed_tokens
+        if self.kv.can_allocate(sequence.seq_id, quota, computed, 1):
+            self._runs.grow(builder, self.running.index(sequence), 1)
+            self._turns.note_turn(sequence)
 
     @property
     def isolates(self) -> bool:

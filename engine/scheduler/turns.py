@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from engine.kv_cache import TenantQuota
 from engine.kv_cache.quotas import TenantQuotas
@@ -162,7 +163,7 @@ class Turns:
             each for each in self._runs.sequences if each.request.message.tenant in names
         )
 
-    def resting(self, step: ShortStep) -> set[Sequence]:
+    def resting(self, step: ShortStep) -> list[Sequence]:
         """Rows that sit out in this step; whoever has waited longest comes first.
 
         Urgent ones never do (`priority` below 0).
@@ -172,11 +173,16 @@ class Turns:
             own = rows.get(sequence.request.message.tenant)
             if own is not None and sequence.request.priority >= 0 and _is_row(sequence):
                 own.append(sequence)
-        found: set[Sequence] = set()
-        for name, own in rows.items():
-            found.update(self._resting(name, own, math.ceil(len(own) * step.portion)))
+        found = [
+            self._resting(name, own, math.ceil(len(own) * step.portion))
+            for name, own in rows.items()
+        ]
         self._last = {name: self._last[name] for name in rows if name in self._last}
-        return found
+        return [each for turn in zip_longest(*found) for each in turn if each is not None]
+
+    def note_turn(self, sequence: Sequence) -> None:
+        """One that was to sit out didn't have to."""
+        self._last[sequence.request.message.tenant] = sequence.seq_id
 
     def _resting(self, tenant: str, rows: list[Sequence], count: int) -> list[Sequence]:
         """The rows of a tenant that sit out where so many are dealt: by turns, in order of ids."""

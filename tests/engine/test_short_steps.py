@@ -239,3 +239,17 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
     driver.step()
     assert late.num_output_tokens == 1
     assert source.room == WHOLE - 30 - WHOLE // 4
+
+
+def test_rows_get_what_prompts_leave_that_wait_for_seats() -> None:
+    driver = machine()
+    rows = flood(driver, 256 - 16)  # the others are kept for the modest one
+    for index in range(20):
+        driver.add([index] * 100, tenant="greedy")
+    visit(driver)
+    before = [sequence.num_output_tokens for sequence in rows]
+    dealt = [driver.step().seq_ids for _ in range(12)]
+    assert [len(seq_ids) for seq_ids in dealt] == [WHOLE] * 12
+    # They still take turns: each sits out every third step.
+    gained = [row.num_output_tokens - had for row, had in zip(rows, before, strict=True)]
+    assert set(gained) == {8}
