@@ -117,9 +117,10 @@ class Turns:
     def _parts(self, whole: int, rows: int, prompts: int) -> tuple[float, int]:
         """Tokens of a step for those over their share, and for others' prompts.
 
-        The former get what others leave, and half of their share beside others' prompts, so
-        that these meet a step that is shorter still. But where others have been ahead for long,
-        each gets his share. And always as many tokens for each row of others as their weights say.
+        The former get what others leave, and a quarter of their share beside others' prompts: so
+        these meet a step that is shorter still, and rarely need a second one. But where others
+        have been ahead for long, each gets his share. And always as many tokens for each row of
+        others as their weights say.
         """
         fraction = min(sum(self._quotas.fraction(quota) for quota in self._over), _MOST)
         as_many = fraction / (1 - fraction)
@@ -127,8 +128,8 @@ class Turns:
         if not prompts or self.stuck:
             taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
         elif self._ahead < _MOST_AHEAD * whole:
-            taken = prompts = min(prompts, whole)
-            part = share / 2
+            part = share / 4
+            taken = prompts = min(prompts, int(whole + part))
         else:
             taken = prompts = min(prompts, math.ceil(whole - share))
             part = share

@@ -155,8 +155,8 @@ def test_others_rows_and_prompts_come_at_once_and_the_greedy_ones_get_the_rest()
     counts = dict(zip(plan.seq_ids, plan.num_scheduled, strict=True))
     assert counts[late.seq_id] == 100
     assert all(counts[sequence.seq_id] == 1 for sequence in theirs)
-    # A quarter of a short step: half of their share.
-    assert len(counts) == 1 + 10 + WHOLE // 4
+    # An eighth of a short step: a quarter of their share.
+    assert len(counts) == 1 + 10 + WHOLE // 8
     # And of the next one, in which no prompt waits, all that others leave.
     assert driver.step().num_tokens == WHOLE
 
@@ -196,8 +196,8 @@ def test_others_whose_prompts_cannot_start_leave_the_step_to_the_greedy_one() ->
     first, second = (
         driver.add([index] * 100, tenant="modest", maximum=10 / 4000) for index in range(2)
     )
-    assert driver.step().num_tokens == 100 + WHOLE // 4
-    assert driver.step().num_tokens == 1 + WHOLE // 4
+    assert driver.step().num_tokens == 100 + WHOLE // 8
+    assert driver.step().num_tokens == 1 + WHOLE // 8
     assert [driver.step().num_tokens for _ in range(4)] == [WHOLE] * 4
     driver.scheduler.finish(first, "stop")
     driver.step()
@@ -238,7 +238,7 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
     late = driver.add(list(range(30)), tenant="modest")
     driver.step()
     assert late.num_output_tokens == 1
-    assert source.room == WHOLE - 30 - WHOLE // 4
+    assert source.room == WHOLE - 30 - WHOLE // 8
 
 
 def test_rows_get_what_prompts_leave_that_wait_for_seats() -> None:
