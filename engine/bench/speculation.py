@@ -10,6 +10,10 @@ tell more than a few long ones. `all` and `all_cpu` are of all turns together. `
 nothing to see. The method `off` has drafts in no step: what is left then is what being ready for
 them costs.
 
+With `--one-engine` it's the same engine each time, whose drafts are set aside in three of four
+turns. What lies between two engines of a machine, up to a tenth, is no part of the ratios then; nor
+is what being ready for drafts costs.
+
 `tok_s`, `ttft_ms` and `gap_ms` are without drafts and with them; the latter medians of requests: to
 the first token, and from one of a request's deltas to the next. `steps`, `drafted_steps`, `drafts`
 and `in_vain` count; `planning_us` is the processor time that it takes to give a step drafts or
@@ -19,11 +23,13 @@ none, beside a draft model's own, and `planning_share` its part of all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engine.bench.apart import Apart
 from engine.bench.speculation_texts import KINDS, TOOLS
@@ -65,6 +71,25 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int, kind: str = "") -> Turn
         [each.queue_time + each.prefill_time for each in flights],
         [each.decode_time / max(1, each.num_steps - each.prefill_chunks) for each in flights],
     )
+
+
+@contextlib.contextmanager
+def without_drafts(llm: LLM) -> Iterator[None]:
+    """What the engine is asked meanwhile gets no drafts, and no head follows it."""
+    drafter = llm.core.drafter
+    if drafter is None:
+        raise ValueError("the engine has no drafts")
+    propose, model = drafter.propose, drafter.model
+    drafter.propose = lambda *args: {}  # type: ignore[method-assign]
+    if model is not None:
+        takes = model.takes
+        model.takes = lambda sequence: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        drafter.propose = propose  # type: ignore[method-assign]
+        if model is not None:
+            model.takes = takes  # type: ignore[method-assign]
 
 
 class Planning:
@@ -123,6 +148,11 @@ class Answers:
         """One turn."""
         return ask(self._llm, questions, max_tokens, kind)
 
+    def without_drafts(self, method: str, *args: Any) -> Any:
+        """What a method returns while the engine's drafts are set aside."""
+        with without_drafts(self._llm):
+            return getattr(self, method)(*args)
+
     def begin(self) -> None:
         """Count from nothing."""
         self._llm.core.reset_stats()
@@ -148,6 +178,23 @@ class Answers:
         }
 
 
+class Engine(Protocol):
+    """What answers, somewhere: `call` runs a method of its `Answers`."""
+
+    def call(self, method: str, *args: object) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """An engine whose drafts are set aside."""
+
+    engine: Engine
+
+    def call(self, method: str, *args: object) -> Any:
+        """As the engine's."""
+        return self.engine.call("without_drafts", method, *args)
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One turn of all engines."""
@@ -168,7 +215,7 @@ class Compared:
 
 
 def compare(
-    engines: tuple[Apart, Apart, Apart], kind: str, streams: int, turns: int, max_tokens: int
+    engines: tuple[Engine, Engine, Engine], kind: str, streams: int, turns: int, max_tokens: int
 ) -> dict[str, Any]:
     """One row: ratios of the turns, and what became of the drafts.
 
@@ -249,6 +296,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument(
+        "--one-engine", action="store_true", help="one whose drafts are set aside in between"
+    )
     args = parser.parse_args(argv)
     settings: dict[str, Any] = {"dtype": args.dtype, "max_model_len": 1024}
     settings["quantization"] = args.quantization
@@ -258,17 +308,33 @@ def main(argv: list[str] | None = None) -> None:
         wanted = {"method": "ngram", "disable_by_batch_size": 1}
     elif args.draft:
         wanted["model"] = args.draft
-    with (
-        Apart.started(Answers, args.model, **settings) as plain,
-        Apart.started(Answers, args.model, **settings, speculative_config=wanted) as drafting,
-        Apart.started(Answers, args.model, **settings) as control,
-    ):
+    with contextlib.ExitStack() as stack:
+        engines = _engines(stack, args.model, settings, wanted, one=args.one_engine)
         for kind in args.texts:
             for streams in args.streams:
-                engines = plain, drafting, control
                 row = compare(engines, kind, streams, args.turns, args.max_tokens)
                 told = {"method": args.method, "quantization": args.quantization, **row}
                 print(json.dumps(told), flush=True)
+
+
+def _engines(
+    stack: contextlib.ExitStack,
+    model: str,
+    settings: dict[str, Any],
+    wanted: dict[str, Any],
+    *,
+    one: bool,
+) -> tuple[Engine, Engine, Engine]:
+    """Without drafts, with them, and another one without; `one`: it's always the same."""
+    enter = stack.enter_context
+    if one:
+        drafting = enter(Apart.started(Answers, model, **settings, speculative_config=wanted))
+        return Without(drafting), drafting, Without(drafting)
+    return (
+        enter(Apart.started(Answers, model, **settings)),
+        enter(Apart.started(Answers, model, **settings, speculative_config=wanted)),
+        enter(Apart.started(Answers, model, **settings)),
+    )
 
 
 if __name__ == "__main__":

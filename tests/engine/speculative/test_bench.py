@@ -6,15 +6,18 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from engine.bench import speculation
-from engine.bench.speculation import Compared, Turn, main
+from engine.bench.speculation import Answers, Compared, Turn, main
 from engine.offline.llm import LLM
 from tests.engine.lora.adapters import DEMO_MODEL
 from tests.engine.speculative.free import make_drafts_free
+
+DRAFT = str(Path(DEMO_MODEL).parent / "draft")
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,16 @@ class Here:
         return getattr(self.serving, method)(*args)
 
 
+@pytest.mark.parametrize("engines", [(), ("--one-engine",)])
 def test_each_text_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engines: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_drafts_free(monkeypatch)
     monkeypatch.setattr(speculation, "Apart", Here)
     main(
         [
             *("--model", DEMO_MODEL, "--streams", "1", "--texts", "echo", "sum"),
-            *("--turns", "2", "--max-tokens", "12"),
+            *("--turns", "2", "--max-tokens", "12", *engines),
         ]
     )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -52,6 +56,18 @@ def test_each_text_is_told(
         assert row["steps"] >= row["drafted_steps"] > 0
         assert row["drafts"] >= row["in_vain"] >= 0
         assert min(row["ratio"], row["ratio_cpu"], row["control"], row["control_cpu"]) > 0
+
+
+def test_drafts_set_aside_come_again() -> None:
+    """Neither from text nor from a model, and no step of another turn is counted."""
+    for wanted in ({"method": "ngram"}, {"method": "draft_model", "model": DRAFT}):
+        answers = Answers(LLM(DEMO_MODEL, max_model_len=256, speculative_config=wanted))
+        questions = ["one two three one two three one two"]
+        answers.begin()
+        plain = answers.without_drafts("ask", questions, 12, "")
+        assert answers.counted()["steps"] == answers.counted()["drafts"] == 0
+        assert answers.ask(questions, 12, "").texts == plain.texts
+        assert answers.counted()["steps"] > 0
 
 
 def test_a_turn_is_compared_with_what_ran_around_it() -> None:
