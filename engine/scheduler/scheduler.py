@@ -153,7 +153,9 @@ class Scheduler:
             self._admitter.deal_prompts(builder, self._schedule_decodes(builder, set()))
 
     def _deal_short(self, builder: StepBuilder, short: ShortStep) -> None:
-        """Rows whose turn it isn't get what prompts leave that wait for seats or blocks."""
+        """Give a short step to those whose turn it is. Prompts of theirs that can't start, for want
+        of seats or blocks, leave tokens: rows that would sit out get these.
+        """
         own = replace(builder.prefill, left=short.own, least=short.own)
         builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
         resting = self._turns.resting(short)
@@ -166,7 +168,7 @@ class Scheduler:
         builder.budget = min(builder.budget, spare)
 
     def _deal_early(self, builder: StepBuilder, sequence: Sequence) -> None:
-        """The next token of a sequence that would have to sit out, if nobody pays for it."""
+        """Deal to a row that would sit out, unless another would have to give blocks for it."""
         ended = sequence.num_placeholders and sequence.ends_in_flight
         runs = sequence.status is Status.RUNNING and sequence is not self._runs_alone()
         if not runs or ended or builder.budget <= 0:

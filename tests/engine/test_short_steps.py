@@ -98,18 +98,22 @@ def test_where_all_flood_steps_stay_long() -> None:
     assert run(tenants(), WHOLE) == run(tenants(), 0)
 
 
-def test_rows_take_turns() -> None:
-    driver = machine()
-    rows = flood(driver, 240)
-    visit(driver)
+def take_turns(driver: Driver, rows: list[Sequence]) -> None:
+    """240 rows, 160 a step: each sits out every third step, never two in a row."""
     before = [sequence.num_output_tokens for sequence in rows]
     dealt = [driver.step().seq_ids for _ in range(12)]
     assert [len(seq_ids) for seq_ids in dealt] == [WHOLE] * 12
-    # 240 rows, 160 a step: each sits out every third step, never two in a row.
     gained = [row.num_output_tokens - had for row, had in zip(rows, before, strict=True)]
     assert set(gained) == {8}
     ids = {sequence.seq_id for sequence in rows}
     assert all({*one, *other} == ids for one, other in pairwise(dealt))
+
+
+def test_rows_take_turns() -> None:
+    driver = machine()
+    rows = flood(driver, 240)
+    visit(driver)
+    take_turns(driver, rows)
 
 
 def test_steps_are_long_again_once_nobody_else_came_for_a_minute(
@@ -247,9 +251,4 @@ def test_rows_get_what_prompts_leave_that_wait_for_seats() -> None:
     for index in range(20):
         driver.add([index] * 100, tenant="greedy")
     visit(driver)
-    before = [sequence.num_output_tokens for sequence in rows]
-    dealt = [driver.step().seq_ids for _ in range(12)]
-    assert [len(seq_ids) for seq_ids in dealt] == [WHOLE] * 12
-    # They still take turns: each sits out every third step.
-    gained = [row.num_output_tokens - had for row, had in zip(rows, before, strict=True)]
-    assert set(gained) == {8}
+    take_turns(driver, rows)
