@@ -60,10 +60,16 @@ class EngineConfig(Settings):
     download_dir: str | None = option(None, "where downloads go; default: the hub's cache")
     runner: str = option(
         "auto",
-        "generate text, or give vectors, labels and scores; auto: by the model",
+        "what the model does: generate text, or pooling (vectors, labels, scores); auto: told by "
+        "its config.json",
         choices=RUNNERS,
     )
-    convert: str = option("auto", "adapt a model that wasn't made for pooling", choices=CONVERSIONS)
+    convert: str = option(
+        "auto",
+        "what a pooling model gives: embed (vectors) or classify (labels, scores); a model that "
+        "generates text becomes one by it; auto: told by the model",
+        choices=CONVERSIONS,
+    )
     pooler_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
         "JSON: pooling_type (CLS, LAST, MEAN), use_activation, dimensions of a pooling model",
@@ -198,13 +204,13 @@ class EngineConfig(Settings):
     )
     prefill_tokens_beside_decodes: int | None = option(
         None,
-        "most prompt tokens in a step that also continues other requests' outputs, so that streams "
-        "don't stutter; 0: no limit of its own; default: 0, but when serving on a CPU as many as "
-        "take 0.09 s, or fewer while few outputs are continued",
+        "most prompt tokens in a step that also decodes other requests, so that their streams "
+        "don't stutter; 0: no such limit; default: 0, but when serving on a CPU a limit that "
+        "follows the load, see docs/scheduler.md",
         low=0,
     )
     long_prefill_token_threshold: int = option(
-        0, "most prompt tokens of one request in one step; 0: no limit of its own", low=0
+        0, "most prompt tokens of one request in one step; 0: no such limit", low=0
     )
     scheduling_policy: str = option(
         "fair",
@@ -213,8 +219,9 @@ class EngineConfig(Settings):
     )
     prompt_overtaking: float = option(
         4.0,
-        "fair policy: a tenant's shorter prompts may go before its longer one, until they have "
-        "taken this many times the longer one's tokens; 0: first come, first served",
+        "fair policy: a tenant's shorter prompts go ahead of a longer one that waits, until the "
+        "engine has served this many tokens for each of the longer one's; 0: first come, first "
+        "served",
         low=0.0,
     )
     device: str = option(
@@ -277,8 +284,8 @@ class EngineConfig(Settings):
     )
     override_generation_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
-        "JSON whose values replace those of the model's generation_config.json, whichever of it is "
-        'used: {"temperature": 0.6, "top_p": 0.95}',
+        'JSON of sampling defaults, such as {"temperature": 0.6, "top_p": 0.95}; they go before '
+        "those of the model's generation_config.json",
         json=True,
     )
     chat_template: str | None = option(
@@ -300,7 +307,7 @@ class EngineConfig(Settings):
         "where spans of requests are sent by OTLP: http://HOST:4318 or grpc://HOST:4317 (needs the "
         "extra otel); default: QUIRE_OTLP_TRACES_ENDPOINT, or nowhere",
     )
-    disable_log_stats: bool = option(False, "no periodic line of statistics")
+    disable_log_stats: bool = option(False, "don't log statistics every few seconds")
 
     def __post_init__(self) -> None:
         self._set_defaults()
@@ -412,7 +419,8 @@ def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = froz
 def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> None:
     """vLLM's flags for what works otherwise here, but for those in `skip`."""
     group = parser.add_argument_group(
-        "vLLM's settings", "taken where they change nothing, or refused; docs/arguments.md"
+        "vLLM's settings",
+        "accepted if they change nothing here, else refused with the reason: docs/arguments.md",
     )
     for foreign in FOREIGN:
         if foreign.name not in skip:

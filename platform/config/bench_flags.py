@@ -24,7 +24,8 @@ def add_forms(parser: ArgumentParser) -> None:
     _throughput(forms.add_parser("throughput", help="many requests at once, here"))
     _serve(forms.add_parser("serve", help="streaming load on a running server"))
     _ablations(forms.add_parser("ablations", help="what each optimisation brings, here"))
-    forms.add_parser("kernels", help="the GPU's kernels and an 8B-shaped model")
+    kernels = "Time a GPU's kernels one by one, then an 8B-shaped model on them."
+    forms.add_parser("kernels", help="the GPU's kernels, here", description=kernels)
 
 
 def _latency(parser: ArgumentParser) -> None:

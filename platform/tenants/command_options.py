@@ -63,8 +63,8 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--keep-content-days",
         type=int,
         metavar="N",
-        help="files, batches and stored answers are kept for N days; 0: as long as they were made "
-        f"for{also('0')}",
+        help="files, batches and stored answers are kept for N days at most; 0: until they expire "
+        f"by themselves, if at all{also('0')}",
     )
     parser.add_argument(
         "--store-prompts",
@@ -74,22 +74,24 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     parser.add_argument(
         "--weight",
         type=float,
-        help=f"share of a busy engine beside other tenants{also('1')}",
+        help=f"how much of a busy engine it gets in proportion to other tenants{also('1')}",
     )
     parser.add_argument(
         "--kv-reserved-fraction",
         type=float,
-        help=f"part of each replica's KV cache that others leave free for it{also('0')}",
+        help=f"part of each replica's KV cache that is reserved for it{also('0')}",
     )
     parser.add_argument(
         "--kv-max-fraction",
         type=float,
-        help=f"part of each replica's KV cache that it may use{also('1')}",
+        help=f"part of each replica's KV cache that it may use at most{also('1')}",
     )
     parser.add_argument(
         "--max-priority",
         type=int,
-        help=f"how far ahead of others it may ask to run{also('0')}",
+        metavar="N",
+        help="its requests may ask for a `priority` down to -N, which runs before higher ones"
+        f"{also('0')}",
     )
     parser.add_argument(
         "--requests-per-minute",

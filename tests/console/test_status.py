@@ -38,7 +38,7 @@ def test_a_model_without_a_replica_ends_it_with_one(quill: ServedModel, beat: Be
     other = ServedModel.objects.create(name="other", source="/m", desired_state="loaded")
     Replica.objects.create(served_model=other, replica_id="r2", state="failed")
     beat(heartbeat("r1"))
-    with pytest.raises(CommandError, match=r"Can't be asked now: other\."):
+    with pytest.raises(CommandError, match=r"These can't answer now: other\."):
         status()
 
 

@@ -207,7 +207,7 @@ def test_one_question_on_the_command_line(server: Any, capsys: pytest.CaptureFix
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(server: Any) -> None:
-    with pytest.raises(CommandError, match="but: one, two"):
+    with pytest.raises(CommandError, match="it has one, two"):
         call_command("chat", "x", "--url", server.url, "--model", "three")
 
 

@@ -496,7 +496,7 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
     assert rows[0].split()[:5] == ["ID", "MODEL", "FROM", "(UTC)", "INPUT"]
     assert [row.split()[4:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
     coming, begun = (row.split()[0] for row in rows[1:])
-    assert run("delete_price", coming) == f"Price {coming} is gone.\n"
+    assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
     for number, problem in ((coming, "There is no price"), (begun, "This price has begun")):
         with pytest.raises(CommandError, match=problem):
             run("delete_price", number)
@@ -517,7 +517,7 @@ def test_budgets_are_set_listed_with_what_is_spent_and_lifted(
     assert lines[1].split()[2:9] == ["all", "all", "month", "0", "-", "0.000000000", "12.5"]
     assert lines[2].split()[2:7] == [world.key.prefix, "all", "day", "0", "9"]
     number = lines[1].split()[0]
-    assert run("delete_budget", number) == f"Budget {number} is gone.\n"
+    assert run("delete_budget", number) == f"Budget {number} is deleted.\n"
     with pytest.raises(CommandError, match="There is no budget"):
         run("delete_budget", number)
     with pytest.raises(CommandError, match="needs tokens, an amount"):

@@ -83,13 +83,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         nargs="+",
         metavar="KEY",
-        help="keys that clients may send, beside those that are made here; 16 characters or more "
-        "can't be guessed (default: QUIRE_API_KEYS, separated by commas)",
+        help="API keys that clients may send, beside those that create_key makes; take at least 16 "
+        "random characters (default: QUIRE_API_KEYS, separated by commas)",
     )
     group.add_argument(
         "--chat-template-content-format",
         choices=CONTENT_FORMATS,
-        help="how chat templates get a message's content: string or openai (default: auto)",
+        help="how chat templates get a message's content: string, or openai: a list of parts "
+        "(default: auto)",
     )
     group.add_argument(
         "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"
@@ -103,12 +104,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--return-tokens-as-token-ids",
         action=argparse.BooleanOptionalAction,
-        help="name tokens token_id:N in log probabilities, where a request doesn't say",
+        help="in log probabilities name tokens token_id:N, unless a request says otherwise",
     )
     group.add_argument(
         "--enable-force-include-usage",
         action=argparse.BooleanOptionalAction,
-        help="end each stream of a chat or completion with its usage, asked for or not",
+        help="end each stream of a chat or completion with its usage, whether asked for or not",
     )
     group.add_argument(
         "--lora-modules",
@@ -125,9 +126,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-per-request-metrics",
         action=argparse.BooleanOptionalAction,
-        help="have answers of chats and completions tell how long they took, as metrics",
+        help="add `metrics`, how long it took, to answers of chats and completions",
     )
-    group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
+    group.add_argument("--root-path", metavar="PATH", help="path under which a proxy serves Quire")
     group.add_argument(
         "--middleware",
         action="append",
@@ -136,7 +137,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "several times",
     )
     group.add_argument(
-        "--ssl-ca-certs", metavar="FILE", help="authorities whose client certificates are taken"
+        "--ssl-ca-certs", metavar="FILE", help="authorities whose client certificates are accepted"
     )
     group.add_argument(
         "--ssl-cert-reqs",

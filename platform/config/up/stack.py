@@ -102,7 +102,7 @@ class Stack:
         if self.gateways is not None:
             self.gateways.tick()
             if self.gateways.broken:
-                raise StartFailed("The gateway ends at every start; its log above says why.")
+                raise StartFailed("The gateway exits at each start; its log above says why.")
         if self.worker is not None:
             self.worker.tick()
         if self.supervisor is not None:

@@ -17,7 +17,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose."""
-        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table, a row a version."""

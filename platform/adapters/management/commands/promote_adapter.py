@@ -33,7 +33,11 @@ class Command(QuireCommand):
             help="name that requests use (default: the adapter's own)",
         )
         parser.add_argument(
-            "--percent", type=int, default=100, metavar="N", help="of the requests (default: 100)"
+            "--percent",
+            type=int,
+            default=100,
+            metavar="N",
+            help="percent of the requests; below 100 it is a canary (default: 100)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Turn back to the version before."""
 
-    help = "End an adapter's canary; without one, turn back to the version before."
+    help = "End an adapter's canary; without one, return to the previous version."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which name."""

@@ -15,7 +15,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Let an adapter's memory go again."""
 
-    help = "Have a pinned adapter leave replicas' memory again when others want its room."
+    help = "Unpin an adapter: it leaves replicas' memory again when others need the room."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which one."""

@@ -14,8 +14,8 @@ class Command(QuireCommand):
     """Take a model out of the catalogue."""
 
     help = (
-        "Take a model that is unloaded out of the catalogue, its settings with it. Its files and "
-        "its usage stay."
+        "Delete an unloaded model from the catalogue, with its settings. Its files and its usage "
+        "stay."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

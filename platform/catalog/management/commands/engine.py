@@ -31,7 +31,9 @@ class Command(QuireCommand):
         parser.usage = "%(prog)s model_or_name [--name NAME] [engine settings]"
         parser.add_argument("model_or_name", help="a model's name in the catalogue, or a folder")
         parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
-        parser.add_argument("--replica-id", help="unique (default: from model, host and process)")
+        parser.add_argument(
+            "--replica-id", help="its unique id (default: from model, host and process)"
+        )
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -20,8 +20,8 @@ class Command(QuireCommand):
 
     takes_engine_settings = True
     help = (
-        "Have a model served. The supervisor (part of `manage.py up`, or `manage.py supervise`) "
-        "starts its replicas."
+        "Load a model and serve it. The supervisor (part of `manage.py up`, or `manage.py "
+        "supervise`) starts its replicas."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -31,7 +31,9 @@ class Command(QuireCommand):
             "source", help="model folder or hub id; or the name of a model that was unloaded"
         )
         parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
-        parser.add_argument("--replicas", type=int, metavar="N", help="on each node (default: 1)")
+        parser.add_argument(
+            "--replicas", type=int, metavar="N", help="replicas on each node (default: 1)"
+        )
         parser.add_argument(
             "--spares",
             type=int,
@@ -62,11 +64,16 @@ class Command(QuireCommand):
             "--idle-minutes",
             type=int,
             metavar="N",
-            help="end its replicas when nobody has asked for so long, until somebody does",
+            help="stop its replicas after N minutes without a request; the next one starts them "
+            "again",
         )
-        parser.add_argument("--wait", action="store_true", help="return when it can be asked")
+        parser.add_argument("--wait", action="store_true", help="return when it answers requests")
         parser.add_argument(
-            "--timeout", type=float, default=600, metavar="S", help="of --wait (default: 600)"
+            "--timeout",
+            type=float,
+            default=600,
+            metavar="S",
+            help="seconds for --wait (default: 600)",
         )
         add_cli_args(parser, skip=NAMED)
 

@@ -14,22 +14,20 @@ class Command(QuireCommand):
     """Restart a model's replicas one after the other."""
 
     help = (
-        "Restart a model's replicas one after the other: each finishes its streams, ends and "
-        "starts anew, and only then comes the next. With several nobody notices."
+        "Restart a model's replicas one after the other: each finishes its streams and starts "
+        "anew before the next one's turn. With several replicas clients notice nothing."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model."""
         parser.add_argument("name", help="the model's name, see list_models")
-        parser.add_argument(
-            "--wait", action="store_true", help="return when the last one is ready, too"
-        )
+        parser.add_argument("--wait", action="store_true", help="return once the last one is ready")
         parser.add_argument(
             "--timeout",
             type=float,
             default=600,
             metavar="S",
-            help="that each replica may take (default: 600)",
+            help="seconds that each replica may take (default: 600)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -17,8 +17,8 @@ class Command(QuireCommand):
     """Have a model give its memory back for a while."""
 
     help = (
-        "Have a model give its memory back until wake_model: its KV cache and, on a GPU, its "
-        "weights. It must have been loaded with --enable-sleep-mode."
+        "Put a model to sleep: until wake_model it gives back the memory of its KV cache and, on "
+        "a GPU, of its weights. It must have been loaded with --enable-sleep-mode."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,7 +33,11 @@ class Command(QuireCommand):
         )
         parser.add_argument("--wait", action="store_true", help="return when it sleeps")
         parser.add_argument(
-            "--timeout", type=float, default=120, metavar="S", help="of --wait (default: 120)"
+            "--timeout",
+            type=float,
+            default=120,
+            metavar="S",
+            help="seconds for --wait (default: 120)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -16,8 +16,8 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "Run the replicas that the catalogue wants on this node, and start those anew that die. "
-        "One per node; `manage.py up` has one built in."
+        "Run the replicas that the catalogue wants on this node, and restart those that die. One "
+        "per node; `manage.py up` has one built in."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

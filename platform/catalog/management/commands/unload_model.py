@@ -21,7 +21,11 @@ class Command(QuireCommand):
         parser.add_argument("name", help="the model's name, see list_models")
         parser.add_argument("--wait", action="store_true", help="return when it's gone")
         parser.add_argument(
-            "--timeout", type=float, default=120, metavar="S", help="of --wait (default: 120)"
+            "--timeout",
+            type=float,
+            default=120,
+            metavar="S",
+            help="seconds for --wait (default: 120)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

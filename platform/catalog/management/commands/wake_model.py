@@ -24,9 +24,13 @@ class Command(QuireCommand):
         parser.add_argument(
             "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="what wakes up (default: all)"
         )
-        parser.add_argument("--wait", action="store_true", help="return when it can be asked")
+        parser.add_argument("--wait", action="store_true", help="return when it answers requests")
         parser.add_argument(
-            "--timeout", type=float, default=600, metavar="S", help="of --wait (default: 600)"
+            "--timeout",
+            type=float,
+            default=600,
+            metavar="S",
+            help="seconds for --wait (default: 600)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -39,13 +39,16 @@ class Command(BaseCommand):
         """How long, in which order, and where to write the table."""
         harm = parser.add_mutually_exclusive_group()
         harm.add_argument(
-            "--minutes", type=_minutes, default=1.0, help="of faults (default: %(default)s)"
+            "--minutes",
+            type=_minutes,
+            default=1.0,
+            help="how long to do faults (default: %(default)s)",
         )
         harm.add_argument(
             "--kills",
             type=_count,
             metavar="N",
-            help="instead of all that: kill replicas so often, at random moments, under streams of "
+            help="instead of all that: kill replicas N times, at random moments, under streams of "
             "every kind, which must be the same to the last token and log probability",
         )
         parser.add_argument(
@@ -53,18 +56,18 @@ class Command(BaseCommand):
             action="append",
             choices=list(FAULTS),
             metavar="NAME",
-            help="do this one alone; may be given again. All: " + ", ".join(FAULTS),
+            help="only this fault; may be given several times. All: " + ", ".join(FAULTS),
         )
         parser.add_argument(
             "--postgresql",
             action="store_true",
-            help="keep its rows in a PostgreSQL of its own, and have that away too",
+            help="give it a PostgreSQL of its own, and take that away too",
         )
         parser.add_argument(
             "--streams",
             type=_count,
             default=32,
-            help="with --kills: open at a time, every second one greedy (default: %(default)s)",
+            help="with --kills: streams at a time, every second one greedy (default: %(default)s)",
         )
         parser.add_argument(
             "--tokens",
@@ -87,7 +90,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run, tell, and judge."""
         if sys.platform != "linux":
-            raise CommandError("Faults are done by Linux's /proc and signals.")
+            raise CommandError("chaos needs Linux: it works by /proc and signals.")
         if options["write"]:
             _check_page(options["write"])
         try:
@@ -102,7 +105,7 @@ class Command(BaseCommand):
         if options["write"]:
             _write(options["write"], outcome)
         if not passed(outcome):
-            raise CommandError("Somebody was hurt: see above.")
+            raise CommandError("Not all went as it does without faults: see above.")
 
     def _run(self, options: dict[str, Any]) -> Run:
         end = options["seed"], self._note, options["log"]

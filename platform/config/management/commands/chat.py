@@ -31,13 +31,15 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Whom to talk to, and how."""
         parser.add_argument("message", nargs="*", help="one question; without it a conversation")
-        parser.add_argument("--url", help="of the server (default: QUIRE_URL, or the data dir's)")
+        parser.add_argument(
+            "--url", help="URL of the server (default: QUIRE_URL, or the data dir's)"
+        )
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument("--model", help="(default: the first that is ready to chat)")
         parser.add_argument("--system", default="", help="system message")
         parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
-        parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer, at most")
-        parser.add_argument("--seed", type=int, metavar="N", help="the same answer each time")
+        parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+        parser.add_argument("--seed", type=int, metavar="N", help="makes answers repeatable")
         parser.add_argument(
             "--cert", metavar="FILE", help="client certificate (PEM), for servers that ask for one"
         )
@@ -58,7 +60,9 @@ class Command(QuireCommand):
             model = options["model"] or (models[0] if models else "")
             if model not in models:
                 known = ", ".join(models) or "none"
-                raise CommandError(f"{api.url} has no model {model!r} for this key, but: {known}.")
+                raise CommandError(
+                    f"{api.url} has no model {model!r} for this key; it has {known}."
+                )
             self._talk(Terminal(api, model, Conversation(options["system"]), sampling), options)
         except ApiError as error:
             raise CommandError(str(error)) from error

@@ -103,7 +103,7 @@ def serve(gateways: Gateways, grace: float) -> None:
         while not signals:
             gateways.tick()
             if gateways.broken:
-                raise CommandError("The gateway ends at every start; its log above says why.")
+                raise CommandError("The gateway exits at each start; its log above says why.")
             time.sleep(TICK_S)
     finally:
         gateways.stop(grace)

@@ -21,7 +21,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which ones."""
-        parser.add_argument("--all", action="store_true", help="those with their default value too")
+        parser.add_argument("--all", action="store_true", help="also those that are their defaults")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print them."""

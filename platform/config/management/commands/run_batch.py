@@ -34,13 +34,19 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Files, and who answers."""
-        parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="of requests")
+        parser.add_argument(
+            "-i", "--input-file", required=True, metavar="FILE", help="the requests"
+        )
         parser.add_argument(
             "-o", "--output-file", required=True, metavar="FILE", help="where results go"
         )
-        parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="serve it for this batch")
-        parser.add_argument("--served-model-name", metavar="NAME", help="what the requests call it")
-        parser.add_argument("--url", help="of a server that runs")
+        parser.add_argument(
+            "--model", metavar="PATH_OR_HUB_ID", help="model to serve for this batch"
+        )
+        parser.add_argument(
+            "--served-model-name", metavar="NAME", help="the name that requests have for it"
+        )
+        parser.add_argument("--url", help="URL of a running server")
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument(
             "--concurrency", type=int, default=32, metavar="N", help="(default: %(default)s)"

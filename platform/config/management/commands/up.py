@@ -197,7 +197,7 @@ class Command(QuireCommand):
             return listen(options["host"], options["port"])
         except OSError as error:
             raise CommandError(
-                f"Can't listen on {error.strerror}. Another --port, or --port 0 for a free one."
+                f"Can't listen on {error.strerror}. Choose another --port, or 0 for a free one."
             ) from error
 
 

@@ -30,14 +30,14 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "Run a worker: batches and background responses, and the clearing away of what has expired."
-        " Any number may run; each looks after what a dead one left."
+        "Run a worker: batches, background responses, and cleaning up what has expired. Any "
+        "number may run; each takes over what a dead one left."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whether it keeps the clock too."""
         parser.add_argument(
-            "--no-beat", action="store_true", help="leave the schedule to other workers"
+            "--no-beat", action="store_true", help="start no scheduled tasks; other workers do"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

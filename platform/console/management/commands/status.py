@@ -24,8 +24,8 @@ class Command(QuireCommand):
 
     help = (
         "Say how everything is right now: Redis, usage that waits to be written, each loaded "
-        "model and its replicas by their heartbeats. Ends with 1 while a loaded model can't be "
-        "asked, so that scripts can wait for it."
+        "model and its replicas by their heartbeats. The exit status is 1 while a loaded model "
+        "can't answer, so that scripts can wait for it."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -51,7 +51,7 @@ class Command(QuireCommand):
             if beat.detail:
                 self.note(f"{beat.replica_id}: {beat.detail}")
         if bad := [name for name, state in states.items() if state["state"] not in WELL]:
-            raise CommandError(f"Can't be asked now: {', '.join(bad)}.")
+            raise CommandError(f"These can't answer now: {', '.join(bad)}.")
 
 
 def of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:

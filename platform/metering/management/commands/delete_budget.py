@@ -13,7 +13,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Lift a budget."""
 
-    help = "Lift a budget. Gateways act on it within seconds."
+    help = "Remove a budget. Gateways act on it within seconds."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
@@ -25,4 +25,4 @@ class Command(QuireCommand):
         if budget is None:
             raise CommandError(f"There is no budget {options['id']}. See manage.py list_budgets.")
         actions.delete_budget(actor=COMMAND_LINE, budget=budget)
-        self.stdout.write(f"Budget {options['id']} is gone.")
+        self.stdout.write(f"Budget {options['id']} is deleted.")

@@ -13,7 +13,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Take a coming price back."""
 
-    help = "Take back a price that hasn't begun. One that has stays: the next one follows it."
+    help = "Delete a price that hasn't begun. One that has begun stays until the next one."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
@@ -25,4 +25,4 @@ class Command(QuireCommand):
         if price is None:
             raise CommandError(f"There is no price {options['id']}. See manage.py list_prices.")
         actions.delete_price(actor=COMMAND_LINE, price=price)
-        self.stdout.write(f"Price {options['id']} is gone.")
+        self.stdout.write(f"Price {options['id']} is deleted.")

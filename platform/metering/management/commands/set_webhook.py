@@ -13,8 +13,9 @@ class Command(QuireCommand):
     """Say where a tenant's webhook is."""
 
     help = (
-        "Say where a tenant is told of budgets that are nearly spent, and print the secret that "
-        "signs what is sent, this once. Private addresses need QUIRE_EGRESS_NETWORKS."
+        "Set the URL that is told when a tenant's budgets are nearly spent, and print the secret "
+        "that signs what is sent: it is shown this once. Private addresses need "
+        "QUIRE_EGRESS_NETWORKS."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -22,7 +22,9 @@ class Command(QuireCommand):
         """The name, and what a tenant may have."""
         name = parser.add_mutually_exclusive_group(required=True)
         name.add_argument("name", nargs="?", help="its name, such as 'Acme Inc'")
-        name.add_argument("--name", dest="name_given", metavar="NAME", help="the same")
+        name.add_argument(
+            "--name", dest="name_given", metavar="NAME", help="another way to give it"
+        )
         parser.add_argument("--slug", default="", help="short name (default: from the name)")
         parser.add_argument("--owner", metavar="USERNAME", help="a user who owns it")
         add_limit_options(parser, defaults=True)

@@ -14,7 +14,7 @@ class Command(QuireCommand):
 
     help = (
         "Add a person who logs in. Without a password they come in by single sign-on, or have a "
-        "new one mailed. Tenants come with set_member or invite."
+        "new one mailed. set_member or invite makes them a member of a tenant."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -13,8 +13,8 @@ class Command(QuireCommand):
     """Remove all that is kept of a tenant, for good."""
 
     help = (
-        "Remove all that is kept of a tenant, for good: keys, files, answers, usage, members. "
-        "The audit log stays. People stay, as they are no tenant's."
+        "Remove all that is kept of a tenant, for good: keys, files, answers, usage, members. The"
+        " audit log stays, and so do people: they belong to no tenant."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

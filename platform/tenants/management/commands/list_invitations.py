@@ -15,7 +15,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
         parser.add_argument("--all", action="store_true", help="those that ended too")
 
     def handle(self, *args: Any, **options: Any) -> None:

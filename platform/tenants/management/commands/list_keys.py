@@ -11,11 +11,11 @@ from tenants.models import ApiKey
 class Command(QuireCommand):
     """List API keys."""
 
-    help = "List API keys by their prefix. What was shown once can't be shown again."
+    help = "List API keys by their prefixes; the keys themselves can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which keys."""
-        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
         parser.add_argument("--all", action="store_true", help="revoked and expired ones too")
 
     def handle(self, *args: Any, **options: Any) -> None:

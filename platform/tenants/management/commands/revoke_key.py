@@ -13,7 +13,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Revoke an API key."""
 
-    help = "Revoke an API key. Gateways refuse it within seconds, streams that run end."
+    help = "Revoke an API key. Gateways refuse it within seconds; running streams end."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which key."""

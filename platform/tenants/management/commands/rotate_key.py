@@ -26,7 +26,7 @@ class Command(QuireCommand):
             "--overlap",
             metavar="SPAN",
             default="1d",
-            help="how long the old key goes on: 7d, 12h, 30m, at most 30d; 0: not any more "
+            help="how long the old key goes on: 7d, 12h, 30m, at most 30d; 0: it ends at once "
             "(default: %(default)s)",
         )
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")

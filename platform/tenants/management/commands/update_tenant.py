@@ -25,7 +25,7 @@ class Command(QuireCommand):
         parser.add_argument("--name", metavar="TEXT", help="its name for people")
         switch = parser.add_mutually_exclusive_group()
         switch.add_argument(
-            "--off", action="store_true", help="refuse its keys and members, streams that run end"
+            "--off", action="store_true", help="refuse its keys and members; running streams end"
         )
         switch.add_argument("--on", action="store_true", help="let them in again")
         add_limit_options(parser, defaults=False)

@@ -25,8 +25,12 @@ class Command(QuireCommand):
         switch.add_argument("--off", action="store_true", help="they may not log in any more")
         switch.add_argument("--on", action="store_true", help="they may log in again")
         standing = parser.add_mutually_exclusive_group()
-        standing.add_argument("--operator", action="store_true", help="they run the installation")
-        standing.add_argument("--no-operator", action="store_true", help="they don't any more")
+        standing.add_argument(
+            "--operator",
+            action="store_true",
+            help="make them an operator, who runs the installation",
+        )
+        standing.add_argument("--no-operator", action="store_true", help="take that back")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change all of it or nothing."""
