@@ -75,7 +75,9 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int, kind: str = "") -> Turn
 
 @contextlib.contextmanager
 def without_drafts(llm: LLM) -> Iterator[None]:
-    """What the engine is asked meanwhile gets no drafts, and no head follows it."""
+    """What the engine is asked meanwhile gets no drafts, and no head follows it. Nor does it give
+    anything to what drafts may cost: that would all be spent in the turns that have some.
+    """
     drafter = llm.core.drafter
     if drafter is None:
         raise ValueError("the engine has no drafts")
@@ -84,9 +86,11 @@ def without_drafts(llm: LLM) -> Iterator[None]:
     if model is not None:
         takes = model.takes
         model.takes = lambda sequence: False  # type: ignore[method-assign]
+    timing, drafter.timing = drafter.timing, True
     try:
         yield
     finally:
+        drafter.timing = timing
         drafter.propose = propose  # type: ignore[method-assign]
         if model is not None:
             model.takes = takes  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from engine import SamplingParams
+from engine.bench.speculation import without_drafts
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
 from engine.speculative.purses import Purses
@@ -182,3 +183,27 @@ def test_requests_that_can_have_no_drafts_are_not_followed(
         llm.generate([[5, 6, 7]], long(9), use_tqdm=False)
     assert not any(each.unfollowed for each in seen)
     assert len(llm.core.drafter._following._tenants) <= 1  # those that ended are forgotten
+
+
+def test_turns_whose_drafts_are_set_aside_let_a_tenant_off_nothing_that_it_owes(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is forgiven for their prompts would be spent in the turns that have drafts."""
+    llm = drafting(model_folder("llama"), write(tmp_path, *eagle_parts()))
+    prompts = [[5, 6, 7], list(range(4, 25))]
+    llm.generate(prompts, long(4), use_tqdm=False)
+    forgiven, followed = [], []
+    note, follow = Purses.note_prompt, Purses.may_follow
+    monkeypatch.setattr(
+        Purses, "note_prompt", lambda *args: (forgiven.append(args), note(*args))[1]
+    )
+    monkeypatch.setattr(
+        Purses, "may_follow", lambda *args: (followed.append(args), follow(*args))[1]
+    )
+    with without_drafts(llm):
+        llm.generate(prompts, long(4), use_tqdm=False)
+    assert not forgiven
+    assert not followed
+    llm.generate(prompts, long(4), use_tqdm=False)
+    assert forgiven
+    assert followed
