@@ -125,7 +125,6 @@ class TenantQuota:
         "free",
         "maximum",
         "name",
-        "present",
         "reserved",
         "running",
         "seen_at",
@@ -149,8 +148,6 @@ class TenantQuota:
         #: Most blocks that it may come to use.
         self.maximum = num_blocks
         self.seen_at = 0.0
-        #: Whether it has sent a request lately.
-        self.present = False
 
     @property
     def unused_reserve(self) -> int:

@@ -83,10 +83,10 @@ class TenantQuotas:
             self._expire(now)
         quota = self.of(name)
         quota.seen_at = now
-        added = weight - (quota.weight if quota.present else 0.0)
+        added = weight - (quota.weight if quota in self._present else 0.0)
         self._present.pop(quota, None)
         self._present[quota] = None
-        quota.weight, quota.present = weight, True
+        quota.weight = weight
         quota.maximum = max(1, int(max_fraction * self.num_blocks))
         self._reserve(quota, int(reserved_fraction * self.num_blocks))
         if added:
@@ -118,8 +118,7 @@ class TenantQuotas:
         for quota in list(self._quotas.values()):
             if quota.used or quota.sequences or now - quota.seen_at < PRESENT_S:
                 continue
-            if quota.present:
-                quota.present = False
+            if quota in self._present:
                 del self._present[quota]
                 self._reserve(quota, 0)
                 self._add_weight(-quota.weight)
@@ -157,7 +156,7 @@ class TenantQuotas:
 
     def fraction(self, quota: TenantQuota) -> float:
         """The tenant's part of everything, by weight among those present; 0 of who isn't."""
-        if not quota.present or not self._total_weight:
+        if quota not in self._present or not self._total_weight:
             return 0.0
         return quota.weight / self._total_weight
 
@@ -208,5 +207,5 @@ class TenantQuotas:
         """
         held = quota.used + quota.free.count
         reserve = quota.reserved * self._total_weight / self.num_blocks
-        weight = max(quota.weight if quota.present else 0.0, reserve)
+        weight = max(quota.weight if quota in self._present else 0.0, reserve)
         return (-held / weight if weight else float("-inf")), quota.seen_at

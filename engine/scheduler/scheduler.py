@@ -160,7 +160,7 @@ class Scheduler:
         builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
         resting = self._turns.resting(short)
         self._admitter.deal_prompts(builder, self._schedule_decodes(builder, set(resting)))
-        self._turns.stuck = 0 < short.others <= builder.prefill.left
+        self._turns.note_prompts(short, builder.prefill.left)
         for sequence in resting[: max(0, int(own.left))]:
             self._deal_early(builder, sequence)
         # Drafts make a step longer, too.

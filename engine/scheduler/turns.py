@@ -86,9 +86,8 @@ class Turns:
         self._last: dict[str, int] = {}
         #: Tokens that others have had in short steps beyond their share.
         self._ahead = 0.0
-        #: Whether others' prompts could take nothing of what was left to them in the last one: they
-        #: wait for seats or blocks.
-        self.stuck = False
+        #: Whether others' prompts could take nothing of what the last one left to them.
+        self._stuck = False
 
     def shorten(self, work: StepWork, room: int) -> ShortStep | None:
         """How to keep the step short; None: it's as it would be with one tenant.
@@ -125,7 +124,7 @@ class Turns:
         fraction = min(sum(self._quotas.fraction(quota) for quota in self._over), _MOST)
         as_many = fraction / (1 - fraction)
         share = fraction * whole
-        if not prompts or self.stuck:
+        if not prompts or self._stuck:
             taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
         elif self._ahead < _MOST_AHEAD * whole:
             part = share / 4
@@ -180,6 +179,12 @@ class Turns:
         ]
         self._last = {name: self._last[name] for name in rows if name in self._last}
         return [each for turn in zip_longest(*found) for each in turn if each is not None]
+
+    def note_prompts(self, step: ShortStep, left: float) -> None:
+        """So many tokens are left for others' prompts behind it; if that's all that it had for
+        them, they wait for seats or blocks.
+        """
+        self._stuck = 0 < step.others <= left
 
     def note_turn(self, sequence: Sequence) -> None:
         """One that was to sit out didn't have to."""
