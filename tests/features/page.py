@@ -12,35 +12,34 @@ PATH = Path(__file__).parents[2] / "docs" / "features.md"
 HEAD = """\
 # Features together
 
-Pairs break, not features. Here is every one with every other, made by a run of tests:
+Which features can be combined: every one with every other. A ✓ says that the two work together; a
+number leads to the reason why they can't be combined, which is the product's own error message. The
+page is written by a run of tests, and tests check each cell against it:
 
 ```
 python -m tests.features --write
 ```
 
-Six requests (prompts of 18 to 60 tokens, two greedy, four drawn with seeds, every second one asking
-for the feature) go through engines over tiny random models. A ✓ means:
+Six requests (prompts of 18 to 60 tokens, two greedy, four sampled with seeds, every second one with
+the feature) go through engines with tiny random models. A ✓ means:
 
-- Features that only change how a result comes about (prefix cache, chunks, preemption, failover,
-  sleep, async scheduling, several replicas, speculation, draft model, heads) were seen at work,
+- Features that only change how a result is computed (prefix cache, chunks, preemption, failover,
+  sleep, async scheduling, several replicas, speculation, draft model, heads) were used in the run,
   and tokens, log probabilities, vectors and finish reasons are those of a run without them, *to the
-  bit*; where a model keeps a state, in words.
-- Of the others the law in [laws.py](../tests/features/laws.py) holds: answers follow their schema;
-  calls are the same from deltas as from the whole text; reasoning is closed by its budget; log
-  probabilities are those that the same tokens have in a prompt; each of `n` outputs is what a
-  request of its own gets; beams have the model's own scores; a cap holds to the token; an adapter
-  says what the merged model says, and its neighbours what the base says; the bridge says what the
-  native decoder says; models, formats and caches give a request what it gets alone.
+  bit*; if the model keeps a state, the tokens are.
+- Each of the others keeps its rule in [laws.py](../tests/features/laws.py): answers follow their
+  schema; tool calls are the same from deltas as from the whole text; reasoning ends at its budget;
+  log probabilities are those that the same tokens have in a prompt; each of `n` outputs is what a
+  request of its own gets; beams have the model's own scores; a cap holds to the token; a request
+  with an adapter gets what the merged model gives, and one beside it without what the base gives;
+  the bridge gives what the native decoder gives; models, formats and caches give a request what it
+  gets alone.
 
-A number is why two can't be had together, in the product's own words. Tests hold each cell against
-this page.
-
-Failover and several replicas are engines in one process here, one of which is lost with its
-streams; `manage.py chaos --kills 40` kills processes. Quantised weights and narrow caches are
-int8, windows stand in every second layer, states are LFM2's, the bridge runs Llama, pooling makes
-vectors of Llama. Speculation's drafts are those of a source that mostly knows what comes; the draft
-model is the model itself with slightly other weights, and heads are EAGLE's, trained on what the
-requests get.
+How each is tested: failover and several replicas are engines in one process, one of which is lost
+with its streams (`manage.py chaos --kills 40` kills processes). Quantised weights and narrow caches
+are int8. Windows are in every second layer, states are LFM2's, the bridge runs Llama, pooling
+takes vectors from Llama. Speculation's drafts are mostly right; the draft model is the model itself
+with slightly different weights; heads are EAGLE's, trained on the requests' outputs.
 
 """
 
