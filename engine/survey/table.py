@@ -11,21 +11,21 @@ _HEAD = """# Models
 
 A checkpoint runs in one of three ways:
 
-1. **The native decoder**, one implementation of the mainstream families whose wiring is data: a
-   `DecoderSpec` says which norms, projections, rotary embedding, windows, biases and experts a
-   family has, and a family is a small function from `config.json` to that data
-   (`engine/models/families/`). A setting that a family has and the decoder doesn't do is refused by
-   name when the model loads, never ignored.
+1. **The native decoder**, one implementation for the mainstream families: a `DecoderSpec` says
+   which norms, projections, rotary embedding, windows, biases and experts a family has, and a
+   family is a small function from `config.json` to such a description
+   (`engine/models/families/`). A setting that the decoder doesn't support is refused by name when
+   the model loads, never ignored.
 2. **The Transformers bridge**, any other causal language model of `transformers` whose attention
    goes through its attention interface ([below](#the-transformers-bridge)).
 3. **A class from outside** ([below](#a-model-from-outside)).
 
 `--model-impl quire` insists on the native decoder, `--model-impl transformers` on the bridge;
 `auto`, the default, takes a registered class, else the native decoder, else the bridge.
-`--hf-overrides` puts JSON over config.json; `--rope-scaling` and `--rope-theta` replace the rotary
+`--hf-overrides` takes JSON that overrides config.json; `--rope-scaling` and `--rope-theta` replace the rotary
 embedding's (where layers rotate in different ways, that of full attention).
 
-The tables on this page are written by a command, and each result comes from a run:
+The tables on this page are written by a command from the results of its run:
 
 ```
 python -m engine.survey
@@ -39,15 +39,15 @@ and no log probability is off by more than {tolerance:g}; its largest difference
 
 **One result** says whether a position's logits are the same to the bit however they are computed:
 {cut} positions behind the longest prompt are decoded one by one, and then computed again in chunks
-of several sizes, beside other sequences, with what the prefix cache holds and by two threads. Where
-it says "no", a preempted or resumed sequence may go on in other words.
+of several sizes, beside other sequences, from the prefix cache and by two threads. If it says
+"no", a sequence that is preempted or resumed may continue with another text.
 
-Where `transformers` has no class of an architecture, the model is made by one that computes the
+If `transformers` has no class for an architecture, the model is made by one that computes the
 same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
-published checkpoints have them; or, where none does, the oracle is written out in plain torch
+published checkpoints have them; if there is none either, the reference is written in plain torch
 (`published.py`: Arctic, Baichuan 2 13B, DeciLM, Jais, Phi-3 small).
 
-Random weights prove the arithmetic, not how well a model does. Tensors go by the names that
+Random weights test the arithmetic, not the quality of a model. Tensors go by the names that
 `save_pretrained` writes; a prefix that older checkpoints leave out may be missing. Weights are read
 from safetensors or [another format](load-formats.md).
 
@@ -67,7 +67,7 @@ _NATIVE = """
 _BRIDGED = """
 ## Through the Transformers bridge
 
-Architectures without a family of the native decoder, or with settings that theirs doesn't do.
+Architectures that the native decoder doesn't have, or with settings that it doesn't support.
 
 | architecture | recipe | result | one result |
 |---|---|---|---|
