@@ -22,8 +22,8 @@ A checkpoint runs in one of three ways:
 
 `--model-impl quire` insists on the native decoder, `--model-impl transformers` on the bridge;
 `auto`, the default, takes a registered class, else the native decoder, else the bridge.
-`--hf-overrides` takes JSON that overrides config.json; `--rope-scaling` and `--rope-theta` replace the rotary
-embedding's (where layers rotate in different ways, that of full attention).
+`--hf-overrides` takes JSON that overrides config.json; `--rope-scaling` and `--rope-theta` replace
+the rotary embedding's (where layers rotate in different ways, that of full attention).
 
 The tables on this page are written by a command from the results of its run:
 
