@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis.utils
 
+from tests import collecting
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
 
@@ -37,7 +38,8 @@ WITHOUT_DJANGO = ("tests/kernels/", "tests/engine/")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers of our own."""
+    """Register markers of our own, and how a worker collects."""
+    config.pluginmanager.register(collecting)
     config.addinivalue_line(
         "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
     )
