@@ -87,8 +87,22 @@ class Together(LoadFileScheduling):
 
     def _reschedule(self, node: WorkerController) -> None:
         """Give a worker more once it has done all but what stands behind its last file."""
-        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+        while self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+            if node.shutting_down:
+                return
+            self._assign_work_unit(node)
+        if not self.workqueue:
             super()._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """What a worker died of isn't begun again by the next: it's run once more when all is."""
+        for unit in self.assigned_work[node].values():
+            for name in (name for name, done in unit.items() if not done):
+                died = name.removesuffix("::")  # a file, if it's what stands behind one
+                unit.update({each: True for each in (died, f"{died}::") if each in unit})
+                super().remove_node(node)
+                return died
+        return super().remove_node(node)
 
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0

@@ -62,6 +62,15 @@ FILES = {
     """,
     "two/__init__.py": "",
     "two/test_broken.py": "import nothing_of_this_name",
+    "two/test_dies.py": """
+        import os
+
+        def test_it_passes():
+            pass
+
+        def test_it_dies():
+            os._exit(1)
+    """,
     "two/test_none.py": """
         import pytest
 
@@ -80,8 +89,9 @@ FILES = {
                 pass
     """,
 }
-#: Of the files above: three cases, a file, and what was to be taken down of a folder and of all.
-FOUND = {"passed": 5, "failed": 1, "skipped": 1, "error": 3}
+#: Failures are a case and a file that its worker died of; errors a file that can't be imported, and
+#: what was to be taken down of a folder and of all.
+FOUND = {"passed": 6, "failed": 2, "skipped": 1, "error": 3}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +131,9 @@ def test_all_is_run_and_whatever_fails_is_seen_and_run_again(folder: Path) -> No
     assert (status, counted(said)) == (1, FOUND), said
     for words in ("test_it_fails_once[1]", "nothing_of_this_name", "a folder's rest", "all's rest"):
         assert words in said
-    (folder / "two/test_broken.py").unlink()  # or nothing else would be
+    assert "crashed while running 'two/test_dies.py'" in said
+    for name in ("broken", "dies"):  # or nothing else would be
+        (folder / f"two/test_{name}.py").unlink()
     # What failed, what the rests were of, and that without the test that it follows.
     status, said = run(folder, 0, "--last-failed")
     again = {"passed": 1, "failed": 2, "error": 2}
@@ -130,5 +142,5 @@ def test_all_is_run_and_whatever_fails_is_seen_and_run_again(folder: Path) -> No
 
 def test_a_chosen_test_runs_alone(folder: Path) -> None:
     for flags in (["-k", "it_begins", "one"], ["one/test_first.py::test_it_begins"]):
-        status, said = run(folder, 2, *flags)
+        status, said = run(folder, 1, *flags)
         assert (status, counted(said)) == (1, {"passed": 1, "error": 1}), said  # a folder's rest
