@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis.utils
 
+from tests import collecting, template
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
 
@@ -37,7 +38,9 @@ WITHOUT_DJANGO = ("tests/kernels/", "tests/engine/")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers of our own."""
+    """Register markers of our own, and how workers begin and collect."""
+    config.pluginmanager.register(collecting)
+    config.pluginmanager.register(template)
     config.addinivalue_line(
         "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
     )

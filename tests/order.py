@@ -18,8 +18,7 @@ BEFORE_AN_ENGINE = tuple(
     f"tests/console/browser/test_{name}.py"
     for name in ("every_page", "identity", "inside", "live_pages", "real_socket")
 )
-#: What takes a minute and more, longest first; all else follows as it was collected. A worker takes
-#: its next group when two tests of the one before are left.
+#: What takes a minute and more, longest first; all else follows as it was collected.
 FIRST = (
     *("tests/console/browser/", "tests/e2e/", ALONE[0], "tests/features/"),
     *("tests/engine/gguf/test_running.py", "tests/platform/test_postgresql.py"),
@@ -67,6 +66,7 @@ class Together(LoadFileScheduling):
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
         self._numbers: dict[WorkerController, dict[str, int]] = {}
+        self._done = 0
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(super()._split_scope(nodeid))
@@ -84,6 +84,37 @@ class Together(LoadFileScheduling):
             self._numbers[node] = {name: number for number, name in enumerate(collected)}
         numbers = self._numbers[node]
         node.send_runtest_some([numbers[name] for name, done in unit.items() if not done])
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker more once it has done all but what stands behind its last file."""
+        while self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+            if node.shutting_down:
+                return
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            super()._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """What a worker died of isn't begun again by the next: it's run once more when all is."""
+        for unit in self.assigned_work[node].values():
+            for name in (name for name, done in unit.items() if not done):
+                died = name.removesuffix("::")  # a file, if it's what stands behind one
+                unit.update({each: True for each in (died, f"{died}::") if each in unit})
+                super().remove_node(node)
+                return died
+        return super().remove_node(node)
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """As it is. How far a run has come is told by files, for nobody knows of all tests."""
+        super().mark_test_complete(node, item_index, duration)
+        self._done += 1
+        plugins = self.config.pluginmanager
+        reporter, session = plugins.get_plugin("terminalreporter"), plugins.get_plugin("session")
+        if reporter is not None and self.collection is not None:
+            part = self._done / len(self.collection)
+            session.testscollected = max(1, round(reporter.reported_progress / part))
 
 
 @pytest.hookimpl(optionalhook=True)

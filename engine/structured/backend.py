@@ -1,18 +1,15 @@
 """The few places that touch `llguidance`: its tokenizer, its limits, one compilation.
 
 Used by the compile worker and, for what passed there, by the engine. `llguidance` is imported when
-the first request needs it.
+the first request needs it, numpy not at all: to import it takes longer than a worker's start.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,40 +23,6 @@ MAX_MESSAGE_CHARS = 400
 
 class BadGrammar(Exception):
     """A grammar that can't be used, and why, for the client."""
-
-
-class TokenSpace:
-    """The ids that a row's mask is over.
-
-    Attributes:
-        num_words: int32 words of the mask.
-        eos_token_ids: what ends an output.
-        eos_bits: int32 [num_words], the same as a mask.
-        special: the backend's special tokens. A text never has one, but a grammar may name them.
-        tokenizer: the backend's; None where no grammar is followed.
-    """
-
-    __slots__ = ("eos_bits", "eos_token_ids", "num_words", "special", "tokenizer")
-
-    def __init__(
-        self, num_words: int, eos_token_ids: Sequence[int], tokenizer: LLTokenizer | None = None
-    ) -> None:
-        self.num_words, self.eos_token_ids = num_words, tuple(eos_token_ids)
-        self.tokenizer, self.special = tokenizer, frozenset[int]()
-        if tokenizer is not None:
-            # In Python's own loop, which lets other threads have their turns.
-            is_special, every = tokenizer.is_special_token, range(tokenizer.vocab_size)
-            self.special = frozenset({token for token in every if is_special(token)})
-        flags = np.zeros(num_words * 32, dtype=np.uint8)
-        flags[list(eos_token_ids)] = 1
-        self.eos_bits: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
-
-    def spelled(self, forced: bytes) -> int | None:
-        """The token with which ordinary tokens begin to spell a text; None: there is none."""
-        text = forced.decode("utf-8", "ignore")
-        if self.tokenizer is None or not text:
-            return None
-        return self.tokenizer.greedy_tokenize(text)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +63,8 @@ def load_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     return LLTokenizer(vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=eos)
 
 
-def build(tokenizer: LLTokenizer, grammar: str, row: NDArray[np.int32]) -> LLMatcher:
-    """A matcher at the grammar's start, its first mask computed (into `row`).
+def build(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at the grammar's start, its first mask computed.
 
     Building is lazy, so a grammar that costs too much often shows only at its first mask.
 
@@ -115,18 +78,20 @@ def build(tokenizer: LLTokenizer, grammar: str, row: NDArray[np.int32]) -> LLMat
     )
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     raise_error(matcher)
-    fill(matcher, row)
+    begins = allows_any(matcher, tokenizer.vocab_size)
     raise_error(matcher)
     if matcher.is_stopped() and not matcher.is_accepting():
         raise BadGrammar("nothing can match it")
-    if not row.any():
+    if not begins:
         raise BadGrammar("no token of this model can begin it")
     return matcher
 
 
-def fill(matcher: LLMatcher, row: NDArray[np.int32]) -> None:
-    """Write the next token's mask to `row` (int32 [words], contiguous), a bit a token."""
-    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+def allows_any(matcher: LLMatcher, vocab_size: int) -> bool:
+    """Whether the mask of the next token has any of `vocab_size` tokens."""
+    row = (ctypes.c_int32 * words_for(vocab_size))()
+    matcher.unsafe_compute_mask_ptr(ctypes.addressof(row), ctypes.sizeof(row))
+    return any(bytes(row))
 
 
 def raise_error(matcher: Any) -> None:

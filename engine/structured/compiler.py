@@ -7,20 +7,13 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engine.contract.errors import EngineFault, QuireError
-from engine.structured.backend import (
-    BadGrammar,
-    TokenSpace,
-    Vocabulary,
-    build,
-    load_tokenizer,
-)
+from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.jobs import Job, JobLine, Outcome
 from engine.structured.process import COMMAND, CompileProcess, Limits, WorkerFailed
 from engine.structured.source import GrammarSpec
+from engine.structured.token_space import TokenSpace
 from engine.structured.vocabularies import MODELS, MOST_KEPT, Vocabularies, VocabularySource
 
 if TYPE_CHECKING:
@@ -92,9 +85,8 @@ class Compiler:
         try:
             vocabulary = self._vocabulary_of(job.vocabulary)
             grammar, num_bytes = process.compile(job.spec.data, vocabulary)
-            row = np.zeros(vocabulary.num_words, dtype=np.int32)
             tokenizer, space = self._space_of(job.vocabulary.key, vocabulary)
-            matcher = build(tokenizer, grammar, row)
+            matcher = build(tokenizer, grammar)
         except BadGrammar as error:
             return str(error)
         except QuireError as error:  # of the adapter's files

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.contract.thinking import Phase, Thinking
-from engine.structured.backend import BadGrammar, TokenSpace, raise_error
+from engine.structured.backend import BadGrammar, raise_error
+from engine.structured.token_space import TokenSpace
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

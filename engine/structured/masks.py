@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from engine.contract.thinking import Phase
 from engine.scheduler.plan import GrammarOutput
-from engine.structured.backend import TokenSpace, short
+from engine.structured.backend import short
 from engine.structured.grammar import GrammarState
+from engine.structured.token_space import TokenSpace
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
 MAX_THREADS = 8

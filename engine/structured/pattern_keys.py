@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from engine.structured.backend import fill
+from engine.structured.backend import allows_any
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -105,7 +103,5 @@ def _takes_a_key(parts: list[Any], names: dict[str, None], tokenizer: LLTokenize
     if matcher.is_error():
         return "nsatisfiable" not in matcher.get_error()
     matcher.consume_tokens(tokenizer.tokenize_str(_KEY))
-    row = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.int32)
-    if not matcher.is_error():
-        fill(matcher, row)
-    return bool(row.any()) and not matcher.is_error()
+    allowed = not matcher.is_error() and allows_any(matcher, tokenizer.vocab_size)
+    return allowed and not matcher.is_error()

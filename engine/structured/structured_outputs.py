@@ -14,7 +14,7 @@ from engine.contract.thinking import Phase, Thinking
 from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
 from engine.structured.adapter_vocabularies import source_of
-from engine.structured.backend import BadGrammar, TokenSpace, Vocabulary, words_for
+from engine.structured.backend import BadGrammar, Vocabulary, words_for
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
 from engine.structured.grammar import CompiledGrammar, GrammarState
@@ -22,6 +22,7 @@ from engine.structured.jobs import Job
 from engine.structured.masks import MaskMaker, MaskRow
 from engine.structured.process import Limits
 from engine.structured.source import spec_of
+from engine.structured.token_space import TokenSpace
 from engine.structured.vocabularies import PARAM, Vocabularies
 from engine.text.tokenizer import Tokenizer
 

@@ -15,8 +15,6 @@ import signal
 import sys
 from typing import BinaryIO
 
-import numpy as np
-
 from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer, short
 from engine.structured.frames import read_frame, write_frame
 from engine.structured.source import grammar_text
@@ -48,12 +46,11 @@ def main() -> int:
         return 1
     _limit_memory(settings["memory_bytes"])
     _answer(answers, {"ready": True})
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
     while (spec := read_frame(requests)) is not None:
         before = _resident_bytes()
         try:
             grammar = grammar_text(spec, tokenizer)
-            matcher = build(tokenizer, grammar, row)
+            matcher = build(tokenizer, grammar)
         except (BadGrammar, ValueError) as error:
             _answer(answers, {"error": short(str(error))})
             continue

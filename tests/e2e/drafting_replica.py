@@ -10,8 +10,8 @@ import sys
 NAME = "QUIRE_CHAOS_RELAY"
 _PROGRAM = """
 import sys
+from engine.serving.__main__ import main  # first: the collector rests while it's imported
 import pytest
-from engine.serving.service import main
 from tests.engine.speculative.free import make_drafts_free
 make_drafts_free(pytest.MonkeyPatch())
 sys.exit(main())

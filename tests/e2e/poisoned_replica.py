@@ -11,9 +11,9 @@ import signal
 import sys
 from typing import Any
 
+import engine.serving.__main__ as serving  # first: the collector rests while it's imported
 from engine.core.engine_core import EngineCore
 from engine.scheduler import StepPlan
-from engine.serving.service import main
 
 POISON = 66613
 
@@ -36,4 +36,4 @@ def poison() -> None:
 
 if __name__ == "__main__":
     poison()
-    sys.exit(main())
+    sys.exit(serving.main())

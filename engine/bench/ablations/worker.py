@@ -6,10 +6,15 @@ engine is, then does a load for each line with its name and a seed, and answers 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from typing import Any, TextIO
+
+# As where a replica begins: what is imported stays.
+if __name__ == "__main__":
+    gc.disable()
 
 from engine.bench.ablations.loads import LOADS, Sizes
 from engine.contract.config import EngineConfig
@@ -53,6 +58,8 @@ def serve(lines: TextIO, answers: TextIO) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     # What libraries print must not come between the answers.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
         os.dup2(2, 1)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.structured.backend import BadGrammar, Vocabulary, build, fill, load_tokenizer
+from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
 from engine.structured.source import grammar_text, spec_of
 from engine.text.tokenizer import load_tokenizer as load_tokenizer_folder
 
@@ -121,7 +121,7 @@ class Conformance:
     def _compile(self, schema: dict[str, Any]) -> LLMatcher:
         params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
         text = grammar_text(spec_of(params).data, self._tokenizer)
-        return build(self._tokenizer, text, self._row)
+        return build(self._tokenizer, text)
 
     def _document(self, matcher: LLMatcher, rng: random.Random) -> str | None:
         """A random document; None if it doesn't come to an end."""
@@ -130,7 +130,7 @@ class Conformance:
         while not matcher.is_stopped():
             if len(made) == MOST_TOKENS:
                 return None
-            fill(matcher, self._row)
+            matcher.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
             allowed = _bits(self._row, len(self._bonus))
             logits = numbers.normal(scale=3.0, size=len(allowed))
             if len(made) >= LONG:

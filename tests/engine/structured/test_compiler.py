@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from engine.structured.source import GrammarSpec, spec_of
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 Folder = Callable[[str], Path]
+ROOT = Path(__file__).resolve().parents[3]
 HANGING = (sys.executable, "-m", "tests.engine.structured.hanging_worker")
 
 
@@ -67,6 +69,14 @@ def outcome(compiler: Compiler, job: Job, timeout_s: float = 60.0) -> Outcome:
 
 
 # -- one worker -----------------------------------------------------------------------------------
+
+
+def test_it_starts_without_what_is_slow_to_import() -> None:
+    probe = "import sys, engine.structured.worker; print({'numpy', 'torch'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_fault_12_a_grammar_over_the_time_limit_kills_its_worker(vocabulary: Vocabulary) -> None:

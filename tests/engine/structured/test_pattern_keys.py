@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
@@ -28,8 +27,7 @@ def tokenizer() -> LLTokenizer:
 def possible(tokenizer: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
     """Whether a document under the schema may begin with `text`."""
     params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
-    row = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.int32)
-    matcher = build(tokenizer, grammar_text(spec_of(params).data, tokenizer), row)
+    matcher = build(tokenizer, grammar_text(spec_of(params).data, tokenizer))
     tokens = tokenizer.tokenize_str(text)
     return bool(matcher.validate_tokens(tokens) == len(tokens))
 
