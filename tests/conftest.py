@@ -40,7 +40,8 @@ WITHOUT_DJANGO = ("tests/kernels/", "tests/engine/")
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers of our own, and how workers begin and collect."""
     config.pluginmanager.register(collecting)
-    config.pluginmanager.register(template)
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.register(template)
     config.addinivalue_line(
         "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
     )

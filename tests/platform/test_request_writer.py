@@ -10,6 +10,7 @@ from django.db import OperationalError
 from metering.requests import writer
 
 
+@pytest.mark.django_db  # it looks after the thread's connection, where there is one
 @pytest.mark.parametrize("heals", [True, False])
 def test_records_that_wait_are_told_of_once_and_so_is_their_end(
     heals: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
