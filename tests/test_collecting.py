@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.inner_run import run_pytest
+
 FILES = {
     "pytest.ini": """
         [pytest]
@@ -105,18 +103,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, workers: int, *flags: str) -> tuple[int, str]:
     """The status and what was printed."""
-    without = [
-        flag for name in ("django", "schemathesis", "timeout") for flag in ("-p", f"no:{name}")
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", f"-n{workers}", "--dist=loadfile", *without, *flags],
-        cwd=folder,
-        env={k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "DJANGO_"))}
-        | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    without = ("django", "schemathesis", "timeout")
+    done = run_pytest(folder, f"-n{workers}", "--dist=loadfile", *flags, without=without)
     return done.returncode, done.stdout
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.inner_run import run_pytest
+
 CONFTEST = """
 from tests import template
 
@@ -40,18 +38,8 @@ def test_copies_run_tests_and_the_death_of_one_is_seen(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    without = [
-        flag for name in ("django", "schemathesis", "asyncio") for flag in ("-p", f"no:{name}")
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n2", "--max-worker-restart=1", *without],
-        cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "DJANGO_"))}
-        | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    without = ("django", "schemathesis", "asyncio")
+    done = run_pytest(tmp_path, "-n2", "--max-worker-restart=1", without=without)
     assert done.returncode == 1, done.stdout
     assert re.search("worker 'gw[01]' crashed while running .*its_death_is_seen", done.stdout)
     assert "1 failed, 2 passed" in done.stdout
