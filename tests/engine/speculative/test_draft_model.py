@@ -63,7 +63,8 @@ def test_every_way_of_choosing_gives_the_same(
                 each.logprobs for each in now.outputs
             ]
     stats = llm.core.stats
-    assert stats.spec_decode_num_accepted_tokens_total > 100
+    # How many are drawn follows what the steps of a busy machine take.
+    assert stats.spec_decode_num_accepted_tokens_total > 40 * (1 + kernels)
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
 
 
