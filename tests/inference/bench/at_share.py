@@ -6,9 +6,10 @@ python -m tests.inference.bench.at_share [--model FOLDER] [--seconds 30] [--load
 What `tests/engine/test_ttft_fairness.py` simulates, with real processes: prompts of 20 to 120 and
 answers of 10 to 60 tokens. First is found out how many such requests a second the machine serves
 when it's full; the modest tenant then sends so much of half of that, at random times. Beside: the
-greedy one keeps `--at-once` requests open meanwhile. Alone: `manage.py up` has half of the
-processor's cores, and nobody else is there. Each tells p50 and p99 of the time to first token, and
-`greedy_tok_s` how many tokens a second, of prompts and answers, the greedy one got beside it.
+greedy one keeps `--at-once` requests open meanwhile, from a process of its own. Alone: `manage.py
+up` has half of the processor's cores, and nobody else is there. Each tells p50 and p99 of the time
+to first token, and `greedy_tok_s` how many tokens a second, of prompts and answers, the greedy one
+got beside it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
+from tests.inference.bench.flood import Flood, Running, flooding
 from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, share
 
 PROMPTS, ANSWERS = (20, 120), (10, 60)
@@ -32,11 +35,10 @@ SETTLE_S = 5.0
 
 @dataclass
 class Seen:
-    """Of one tenant's requests."""
+    """Of the modest tenant's requests."""
 
     first: list[float] = field(default_factory=list)
     refused: int = 0
-    tokens: int = 0
 
 
 @dataclass
@@ -47,49 +49,19 @@ class Beside:
     greedy_tok_s: float
 
 
-async def one(of: Pair, key: str, rng: random.Random, seen: Seen) -> float:
-    """A request; returns how long to wait before the next, in seconds."""
-    text, tokens = prompt(rng, rng.randint(*PROMPTS)), rng.randint(*ANSWERS)
-    answer = await ask(of.product, key, text, tokens)
-    if answer.status != 200:
-        seen.refused += 1
-        return answer.retry_after
-    seen.first.append(answer.first)
-    seen.tokens += answer.usage["total_tokens"]
-    return 0.0
-
-
-async def greedy(of: Pair, rng: random.Random, seen: Seen) -> None:
-    """One of its clients: asks again and again, and comes back when it's told to."""
-    while True:
-        wait = await one(of, of.a, rng, seen)
-        await asyncio.sleep(wait)
-
-
-@contextlib.asynccontextmanager
-async def _flood(of: Pair, at_once: int, seen: Seen, beside: float) -> AsyncIterator[None]:
-    """Each load meets other prompts, too."""
-    rng = random.Random(f"greedy {beside}")
-    clients = [
-        asyncio.create_task(greedy(of, random.Random(rng.getrandbits(64)), seen))
-        for _ in range(at_once)
-    ]
-    try:
-        await asyncio.sleep(SETTLE_S)
-        yield
-    finally:
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+def _flood(of: Pair, at_once: int, load: float) -> AbstractAsyncContextManager[Running]:
+    """The greedy one's; each load meets other prompts, too."""
+    product, seed = of.product, f"greedy {load}"
+    return flooding(Flood(product.url, product.model, of.a, at_once, PROMPTS, ANSWERS, seed))
 
 
 async def capacity(of: Pair, at_once: int, seconds: float) -> float:
     """Requests a second that are served when the machine is full."""
-    seen = Seen()
-    async with _flood(of, at_once, seen, 0.0):
-        seen.first.clear()
+    async with _flood(of, at_once, 0.0) as flood:
+        await asyncio.sleep(SETTLE_S)
+        before = await flood.counts()
         await asyncio.sleep(seconds)
-        return len(seen.first) / seconds
+        return (await flood.counts()).since(before).answered / seconds
 
 
 async def modest(of: Pair, rate: float, seconds: float) -> Seen:
@@ -105,7 +77,12 @@ async def modest(of: Pair, rate: float, seconds: float) -> Seen:
 
 async def _later(of: Pair, after: float, rng: random.Random, seen: Seen) -> None:
     await asyncio.sleep(after)
-    await one(of, of.b, rng, seen)
+    text, tokens = prompt(rng, rng.randint(*PROMPTS)), rng.randint(*ANSWERS)
+    answer = await ask(of.product, of.b, text, tokens)
+    if answer.status == 200:
+        seen.first.append(answer.first)
+    else:
+        seen.refused += 1
 
 
 async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float, Beside]]:
@@ -113,11 +90,12 @@ async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float,
     full = await capacity(of, args.at_once, args.seconds / 2)
     found = {}
     for load in args.loads:
-        flood = Seen()
-        async with _flood(of, args.at_once, flood, load):
-            flood.tokens, began = 0, time.perf_counter()
+        async with _flood(of, args.at_once, load) as flood:
+            await asyncio.sleep(SETTLE_S)
+            before, began = await flood.counts(), time.perf_counter()
             seen = await modest(of, load * full / 2, args.seconds)
-            found[load] = Beside(seen, flood.tokens / (time.perf_counter() - began))
+            counts = (await flood.counts()).since(before)
+            found[load] = Beside(seen, counts.tokens / (time.perf_counter() - began))
     return full, found
 
 

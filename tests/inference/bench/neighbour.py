@@ -2,11 +2,12 @@
 
 python -m tests.inference.bench.neighbour [--at-once 250] [--seconds 60] [--per-second 1]
 
-A keeps `at-once` requests open: long prompts, long answers or both. B sends a short request so many
-times a second. Shown is B's time to first token alone and beside each flood, the replica's steps
-meanwhile, and what B may take: its own time (p99 alone) and two steps (p99 beside). Then where B's
-time went, by the records of its requests: into the gateway, through it to a replica, in the
-replica's queue, in steps until the first token, and on Redis's ways there and back.
+A keeps `at-once` requests open, from a process of its own: long prompts, long answers or both. B
+sends a short request so many times a second. Shown is B's time to first token alone and beside each
+flood, the replica's steps meanwhile, and what B may take: its own time (p99 alone) and two steps
+(p99 beside). Then where B's time went, by the records of its requests: into the gateway, through it
+to a replica, in the replica's queue, in steps until the first token, and on Redis's ways there and
+back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from engine.contract import protocol
+from tests.inference.bench.flood import Flood, flooding
 from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, redis_url, share
 
 #: What A sends: tokens of a prompt and of an answer.
@@ -44,17 +46,7 @@ class Found:
     refused: int = 0
     answered: int = 0
     told_later: int = 0
-
-
-async def flood(of: Pair, kind: str, found: Found, rng: random.Random) -> None:
-    """One of A's clients: asks again and again, and comes back when it's told to."""
-    tokens, output = FLOODS[kind]
-    while True:
-        seen = await ask(of.product, of.a, prompt(rng, tokens), output)
-        found.answered += seen.status == 200
-        if seen.status != 200:
-            found.told_later += 1
-            await asyncio.sleep(seen.retry_after)
+    tokens_s: float = 0.0
 
 
 async def steps(of: Pair, found: Found) -> None:
@@ -71,13 +63,31 @@ async def steps(of: Pair, found: Found) -> None:
 
 async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
     """B's requests, evenly over the time, and A's meanwhile."""
-    found, rng = Found(), random.Random(f"{args.seed} {kind}")
-    busy = [asyncio.create_task(steps(of, found))]
-    if kind is not None:
-        seeds = [random.Random(rng.getrandbits(64)) for _ in range(args.at_once)]
-        busy += [asyncio.create_task(flood(of, kind, found, each)) for each in seeds]
-        await asyncio.sleep(SETTLE_S)
-        found.steps.clear()
+    found = Found()
+    watching = asyncio.create_task(steps(of, found))
+    if kind is None:
+        await short_ones(of, kind, args, found)
+    else:
+        tokens, answer = FLOODS[kind]
+        what = Flood(
+            *(of.product.url, of.product.model, of.a, args.at_once),
+            *((tokens, tokens), (answer, answer), f"{args.seed} {kind}"),
+        )
+        async with flooding(what) as flood:
+            await asyncio.sleep(SETTLE_S)
+            found.steps.clear()
+            before, began = await flood.counts(), time.monotonic()
+            await short_ones(of, kind, args, found)
+            counts = (await flood.counts()).since(before)
+            found.answered, found.told_later = counts.answered, counts.refused
+            found.tokens_s = counts.tokens / (time.monotonic() - began)
+    await _end([watching])
+    return found
+
+
+async def short_ones(of: Pair, kind: str | None, args: argparse.Namespace, found: Found) -> None:
+    """B's requests; beside each flood other ones, which no cache knows."""
+    rng = random.Random(f"{args.seed} {kind}")
 
     async def short(after: float) -> None:
         await asyncio.sleep(after)
@@ -92,10 +102,8 @@ async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
     count = int(args.seconds * args.per_second)
     await asyncio.gather(*(short(number / args.per_second) for number in range(count)))
     took = time.monotonic() - began
-    await _end(busy)
     if took > 2 * args.seconds:
         print(f"# B's last answer came {took - args.seconds:.0f} s after its last request")
-    return found
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
@@ -150,6 +158,7 @@ async def measure(of: Pair, args: argparse.Namespace) -> None:
         else:
             row["allowed_ms"] = round(alone + 2 * share(found.steps, 0.99), 1)
             row |= {"flood_answered": found.answered, "flood_told_later": found.told_later}
+            row["flood_tok_s"] = round(found.tokens_s)
         print(json.dumps(row), flush=True)
         await asyncio.sleep(SETTLE_S)
         print(json.dumps(stages(of, found)), flush=True)
