@@ -104,6 +104,7 @@ class EngineClient:
         await self.watchman.tick()
         self.spawn(self.watchman.run())
         self.spawn(self.outbox.run())
+        self.spawn(self.outbox.keep_trimmed())
         self.spawn(self._news.run())
         name = f"gateway-{self.gateway_id[:12]}"
         self.spawn(Flusher(self._redis, self.settings.key_prefix, name).run())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,6 +23,21 @@ from inference.engine_client.mailbox import Piece
 
 #: A stream can be gone on with for so long after it was last heard of, and after its end.
 KEEP_S, KEEP_ENDED_S = 300, 60
+
+#: Streams that are written in one command, and in one turn of the event loop.
+SAVED_AT_ONCE = 32
+#: KEYS: of each stream the list of its entries, and the stream itself. ARGV: when they expire; of
+#: each stream how many entries come, and these.
+_SAVE = """
+local at = 2
+for i = 1, #KEYS, 2 do
+  local count = tonumber(ARGV[at])
+  redis.call('RPUSH', KEYS[i], unpack(ARGV, at + 1, at + count))
+  redis.call('EXPIRE', KEYS[i], ARGV[1])
+  redis.call('EXPIRE', KEYS[i + 1], ARGV[1])
+  at = at + count + 1
+end
+"""
 
 Entry = tuple[int, Piece]
 #: Of the replica that made the latest tokens, and whether others had made earlier ones.
@@ -140,13 +156,11 @@ class Journal:
         pending, self._pending = self._pending, {}
         untold, self._untold = self._untold, set()
         replies = [self.told(stream) for stream in untold]
-        for stream, outputs in pending.items():
-            name = journal_key(self._prefix, stream)
-            entries = map(_encoder.encode, outputs.values())
-            replies.append(self._link.send("RPUSH", name, *entries))
-            self._link.send("EXPIRE", name, KEEP_S)
-            self._link.send("EXPIRE", protocol.stream_key(stream, self._prefix), KEEP_S)
         try:
+            streams = iter(pending.items())
+            while some := list(islice(streams, SAVED_AT_ONCE)):
+                replies.append(self._write(some))
+                await asyncio.sleep(0)  # tokens come in between
             await asyncio.gather(*replies)
         except BaseException:
             newer, self._pending = self._pending, pending
@@ -154,6 +168,17 @@ class Journal:
                 for start, piece in outputs.values():
                     self.note(stream, start, piece)
             raise  # twice is no harm: entries say where they begin
+
+    def _write(
+        self, streams: list[tuple[str, dict[tuple[int, int], Entry]]]
+    ) -> asyncio.Future[Any]:
+        keys: list[str] = []
+        words: list[bytes | int] = [KEEP_S]
+        for stream, outputs in streams:
+            keys += [journal_key(self._prefix, stream), protocol.stream_key(stream, self._prefix)]
+            words.append(len(outputs))
+            words += map(_encoder.encode, outputs.values())
+        return self._link.send("EVAL", _SAVE, len(keys), *keys, *words)
 
     async def settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
         """The stream is over here and will be billed: who goes on with it bills the rest."""

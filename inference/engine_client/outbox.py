@@ -1,10 +1,9 @@
-"""Reading this gateway's outbox: one task a process, entries trimmed once they are handed out."""
+"""Reading this gateway's outbox, and trimming what was handed out of it: two tasks a process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -30,6 +29,8 @@ PROBE_EXPIRE_S = 60
 class OutboxReader:
     """Reads `OutboxBatch`es and gives them to `deliver`, in order, each entry once.
 
+    `run` and `keep_trimmed` run side by side.
+
     Args:
         reading: a link of its own, whose timeout allows for blocking reads.
         link: for short commands.
@@ -53,9 +54,8 @@ class OutboxReader:
         self.key = protocol.outbox_key(gateway_id, prefix)
         self._progress = Progress(gateway_id, prefix)
         self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
-        self._last = b"0-0"
-        self._trimmed = b"0-0"
-        self._trimmed_at = time.monotonic()
+        self._last = self._handed_out = b"0-0"
+        self._has_news = asyncio.Event()
 
     async def run(self) -> None:
         """Read for ever. Redis may come and go."""
@@ -74,8 +74,8 @@ class OutboxReader:
             self._last = entry_id
             if fields and len(fields) > 1 and fields[0] == protocol.FIELD:
                 await self._hand_out(fields[1])
-        if time.monotonic() - self._trimmed_at >= TRIM_EVERY_S and self._trimmed != self._last:
-            await self._trim()
+            self._handed_out = entry_id
+            self._has_news.set()
 
     async def _hand_out(self, data: bytes) -> None:
         try:
@@ -90,15 +90,30 @@ class OutboxReader:
         except Exception:  # one bad batch must not end every stream of this process
             logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
 
+    async def keep_trimmed(self) -> None:
+        """For ever: have kept elsewhere what was handed out, then remove it here.
+
+        Beside the reading: no token waits for it.
+        """
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(TRIM_EVERY_S)
+            self._has_news.clear()
+            try:
+                await self._trim()
+            except RedisError as error:
+                logger.warning("The outbox can't be trimmed: %s. Trying again.", error)
+                self._on_error()
+                self._has_news.set()
+
     async def _trim(self) -> None:
-        last = self._last
+        last = self._handed_out
         await self._save()
         await self._progress.save_and_trim(self._link, _next_id(last))
-        self._trimmed, self._trimmed_at = last, time.monotonic()
 
     def restart(self) -> None:
         """Read from the beginning: Redis lost the stream, and what is in it now is new."""
-        self._last = self._trimmed = b"0-0"
+        self._last = self._handed_out = b"0-0"
 
     async def keep_alive(self) -> None:
         """Make sure that the stream is there and expires unless this is called again."""

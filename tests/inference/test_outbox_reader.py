@@ -1,0 +1,101 @@
+"""What is handed out of an outbox is kept elsewhere and removed, and no token waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from engine.contract import protocol
+from engine.contract.protocol import OutboxBatch
+from inference.engine_client.connection import reading_link, short_link
+from inference.engine_client.outbox import OutboxReader
+from inference.settings import redis_url
+from tests.inference.conftest import Gateway, until
+
+
+@asynccontextmanager
+async def reading(
+    gateway: Gateway, steps: list[int], save: Callable[[], Awaitable[None]], errors: list[str]
+) -> AsyncIterator[OutboxReader]:
+    async def deliver(batch: OutboxBatch) -> None:
+        steps.append(batch.step)
+
+    short, long = short_link(redis_url()), reading_link(redis_url())
+    reader = OutboxReader(
+        long, short, "reader", gateway.prefix, deliver, save, lambda: errors.append("doubt")
+    )
+    tasks = [asyncio.create_task(reader.run()), asyncio.create_task(reader.keep_trimmed())]
+    try:
+        yield reader
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await short.close()
+        await long.close()
+
+
+async def write(gateway: Gateway, reader: OutboxReader, step: int) -> None:
+    batch = OutboxBatch(replica_id="r", incarnation="i", step=step)
+    await gateway.redis.xadd(reader.key, {protocol.FIELD: protocol.encode(batch)})
+
+
+async def trimmed(gateway: Gateway, reader: OutboxReader) -> None:
+    async with asyncio.timeout(30):
+        while await gateway.redis.xlen(reader.key):  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.005)
+
+
+async def test_tokens_do_not_wait_until_what_came_before_is_kept_elsewhere(
+    gateway: Gateway,
+) -> None:
+    steps: list[int] = []
+    saving, may_end = asyncio.Event(), asyncio.Event()
+
+    async def save() -> None:
+        saving.set()
+        await may_end.wait()
+
+    async with reading(gateway, steps, save, []) as reader:
+        await write(gateway, reader, 1)
+        await asyncio.wait_for(saving.wait(), 30)
+        await write(gateway, reader, 2)
+        await until(lambda: steps == [1, 2])
+        assert await gateway.redis.xlen(reader.key) == 2  # neither is kept elsewhere yet
+        may_end.set()
+        await trimmed(gateway, reader)
+
+
+async def test_what_came_while_it_was_saved_stays_until_the_next_time(gateway: Gateway) -> None:
+    steps: list[int] = []
+    lengths: list[int] = []
+
+    async def save() -> None:
+        lengths.append(await gateway.redis.xlen(reader.key))
+        if len(lengths) == 1:
+            await write(gateway, reader, 2)
+            await until(lambda: steps == [1, 2])
+
+    async with reading(gateway, steps, save, []) as reader:
+        await write(gateway, reader, 1)
+        await trimmed(gateway, reader)
+    assert lengths == [1, 1]
+
+
+async def test_what_could_not_be_kept_is_not_removed_and_tried_again(gateway: Gateway) -> None:
+    errors: list[str] = []
+    tries: list[int] = []
+
+    async def save() -> None:
+        tries.append(await gateway.redis.xlen(reader.key))
+        if len(tries) == 1:
+            raise RedisConnectionError("gone")
+
+    async with reading(gateway, [], save, errors) as reader:
+        await write(gateway, reader, 1)
+        await trimmed(gateway, reader)
+    assert (tries, errors) == ([1, 1], ["doubt"])
