@@ -10,7 +10,6 @@ the ORM does so through `channels.db.database_sync_to_async`, which closes stale
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import logging
 import time
@@ -28,6 +27,7 @@ from django.urls.base import set_script_prefix
 from adapters.resolvers import lora_resolvers
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.anthropic.errors import anthropic_error
+from inference.collector import collect_when_idle, look_often
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import Overloaded, PayloadTooLarge, error_response
 from inference.fair_turns import begins
@@ -285,18 +285,6 @@ def _resolve(path: str) -> ResolverMatch:
     return get_resolver(URLCONF).resolve(path)
 
 
-def _calm_collector(threshold: int) -> None:
-    """Let the garbage collector look less often, and never at what was loaded so far.
-
-    Requests leave hardly any cycles, but with Python's own threshold of 700 objects it looks
-    several times a request: a tenth of the event loop's time.
-    """
-    if threshold:
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(threshold, *gc.get_threshold()[1:])
-
-
 def _release(response: HttpResponseBase) -> None:
     """Run the response's closers. Django's `close` would fire a signal besides."""
     for closer in response._resource_closers:
@@ -344,8 +332,10 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 tracing()  # refuses an endpoint that is none
                 lora_resolvers()  # refuses a package that can't be loaded
-                await get_engine_client().start()
-                _calm_collector(gateway_settings().gc_threshold)
+                client = get_engine_client()
+                await client.start()
+                look_often(gateway_settings().gc_threshold)
+                client.spawn(collect_when_idle(client.is_idle))
             except Exception as error:
                 logger.exception("The engine client did not start.")
                 await send({"type": "lifespan.startup.failed", "message": str(error)})

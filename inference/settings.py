@@ -59,8 +59,8 @@ class GatewaySettings:
         inline_render_chars: prompts up to this length are rendered on the event loop.
         affinity_slack: requests that a replica may be ahead of the idlest and still be chosen for
             the prefixes it holds.
-        gc_threshold: container objects made between two looks of the garbage collector; 0 leaves it
-            as Python has it.
+        gc_threshold: container objects by which a look of the garbage collector at the newest ones
+            comes; 0 leaves it as Python has it.
         metrics_token: what Prometheus may send as a bearer token; "": none.
         metrics_addresses: IP networks that may read `/metrics` and all of `/health` without a key.
         metrics_tenants: how many tenants `/metrics` tells apart; those that come later are "other".
@@ -99,7 +99,7 @@ class GatewaySettings:
     render_threads: int = 2
     inline_render_chars: int = 4096
     affinity_slack: int = 8
-    gc_threshold: int = 10_000
+    gc_threshold: int = 1_000
     metrics_token: str = dataclasses.field(default="", repr=False)
     metrics_addresses: tuple[str, ...] = ()
     metrics_tenants: int = 100

@@ -411,6 +411,10 @@ class EngineClient:
         """The open ones."""
         return list(self._flights.values())
 
+    def is_idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._flights
+
     @property
     def redis(self) -> Redis:
         """The client for short commands on the gateway's own keys."""
