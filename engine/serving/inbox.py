@@ -12,6 +12,7 @@ import redis
 from engine.contract import protocol
 from engine.contract.protocol import EngineRequest
 from engine.contract.redis_link import is_temporary
+from engine.contract.time_slice import ask_for_short_turns
 from engine.contract.token_lists import untracked
 from engine.serving.fence import Fence
 from engine.serving.intake import Intake
@@ -47,6 +48,7 @@ class InboxReader(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
+        ask_for_short_turns()
         fresh = True
         while not self._stopping.is_set():
             try:

@@ -13,6 +13,7 @@ import redis
 from engine.contract import protocol
 from engine.contract.protocol import OutboxBatch
 from engine.contract.redis_link import is_temporary
+from engine.contract.time_slice import ask_for_short_turns
 from engine.serving.fence import UNLESS_TAKEN, FencedOff
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class OutboxWriter(threading.Thread):
         self.join(timeout)
 
     def run(self) -> None:
+        ask_for_short_turns()
         while (output := self._next()) is not None:
             while not self._write(output):
                 time.sleep(_RETRY_S)

@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -65,6 +66,8 @@ _IDLE_WAIT_S = 0.2
 #: How long messages are handled before the next step.
 _TAKE_S = 0.01
 _REMEMBERED_IDS = 8192
+#: How long the step may keep Python from the threads that read requests and write tokens.
+_SWITCH_INTERVAL_S = 0.0005
 #: After so long in one step its requests are named in the heartbeat.
 _LONG_STEP_S = 5.0
 #: Exit status of a replica that can't go on, and whose model isn't to blame.
@@ -134,6 +137,7 @@ class EngineService:
         self.numerics = numerics_of(self.config, self.core)
         publish_layers(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._writer.start()
         self._reader.start()
         self._heart.beat()

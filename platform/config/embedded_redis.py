@@ -15,6 +15,7 @@ import redis
 from catalog.processes import ManagedProcess, spawn
 from config.redis_urls import socket_path, socket_url
 from engine.contract.redis_clients import sync_client
+from engine.contract.time_slice import ask_for_short_turns
 
 START_TIMEOUT_S = 20.0
 
@@ -89,6 +90,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+    ask_for_short_turns(process.pid)
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(url):
         if process.poll() is not None or time.monotonic() > deadline:

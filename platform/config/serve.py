@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from config.quick_exit import serving
+from engine.contract.time_slice import ask_for_short_turns
 
 #: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
 WS_MAX_BYTES = 4 * 1024 * 1024
@@ -133,6 +134,7 @@ SERVERS = {"uvicorn": serve_uvicorn, "daphne": serve_daphne}
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ask_for_short_turns()
     _load()
     options, number = json.loads(arguments[0]), int(arguments[1])
     SERVERS[options["server"]](socket.socket(fileno=number), options)

@@ -1,0 +1,67 @@
+"""Short turns of the processor, as the kernel tells of them afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from engine.contract import time_slice
+from engine.contract.time_slice import SHORT_NS, ask_for_short_turns
+
+_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+kernel = tuple(int(part) for part in platform.release().split(".")[:2])
+keeps_slices = pytest.mark.skipif(kernel < (6, 12), reason="the kernel is older than 6.12")
+
+
+def turn_ns(thread_id: int = 0) -> int:
+    """What `sched_getattr` says of a thread."""
+    attr = ctypes.create_string_buffer(48)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert not libc.syscall(_SCHED_GETATTR[platform.machine()], thread_id, attr, 48, 0)
+    return int(struct.unpack("<IIQiIQQQ", attr.raw)[5])
+
+
+@keeps_slices
+def test_the_thread_that_asks_gets_them_and_the_others_do_not() -> None:
+    seen: list[object] = []
+
+    def ask() -> None:
+        seen.append(ask_for_short_turns())
+        seen.append(turn_ns())
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    before, nice = turn_ns(), os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert seen == [True, SHORT_NS, nice]
+    assert turn_ns() == before != SHORT_NS
+
+
+@keeps_slices
+def test_another_process_of_the_same_user_gets_them() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert ask_for_short_turns(process.pid)
+        assert turn_ns(process.pid) == SHORT_NS
+
+
+def test_a_thread_that_its_operator_runs_in_another_way_stays_as_it_is() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        assert not ask_for_short_turns(process.pid)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
+
+
+def test_where_there_is_no_such_thread_or_machine_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not ask_for_short_turns(2**22 + 1)
+    monkeypatch.setattr(time_slice.platform, "machine", lambda: "riscv64")
+    assert not ask_for_short_turns()
