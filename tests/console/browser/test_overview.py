@@ -56,11 +56,11 @@ def test_drafts_are_shown_where_there_are_any(open_page: Open, beat: Beat) -> No
     page = open_page("/console/", "root")
     card = page.get_by_role("article", name="Replica quill-drafts")
     expect(card).to_contain_text("prefix hits")
-    expect(card.get_by_text("drafts held")).to_be_hidden()
+    expect(card.get_by_text("drafts accepted")).to_be_hidden()
     drafts = {"num_drafts": 40, "num_draft_tokens": 75, "num_accepted_tokens": 60}
     held = {f"spec_decode_{name}_total": value for name, value in drafts.items()}
     beat(loaded("quill-drafts", 1240, start + 2, **held))
-    expect(card.get_by_text("drafts held")).to_be_visible()
+    expect(card.get_by_text("drafts accepted")).to_be_visible()
     expect(card).to_contain_text("80 %")
     expect(card).to_contain_text("2.5 tokens a step with drafts")
 
