@@ -497,7 +497,10 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
     assert [row.split()[4:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
     coming, begun = (row.split()[0] for row in rows[1:])
     assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
-    for number, problem in ((coming, "There is no price"), (begun, "This price has begun")):
+    for number, problem in (
+        (coming, "There is no price"),
+        (begun, "This price is already in force"),
+    ):
         with pytest.raises(CommandError, match=problem):
             run("delete_price", number)
     with pytest.raises(CommandError, match="input_per_million must be a decimal"):
@@ -540,5 +543,5 @@ def test_a_key_is_narrowed_by_models_endpoints_and_addresses(world: World) -> No
     run("update_tenant", "acme", "--time-zone", "Europe/Berlin", "--max-running-requests", "4")
     world.acme.refresh_from_db()
     assert (world.acme.time_zone, world.acme.max_running_requests) == ("Europe/Berlin", 4)
-    with pytest.raises(CommandError, match="is no time zone"):
+    with pytest.raises(CommandError, match="isn't a time zone"):
         run("update_tenant", "acme", "--time-zone", "Moon/Tranquility")

@@ -91,7 +91,7 @@ async def test_fault_43_a_key_needs_its_holder_whatever_became_of_its_own_row(
         assert (await authenticate(f"Bearer {world.secret}")).tenant == "acme"
         await asyncio.to_thread(change)
         authentication.forget()
-        with pytest.raises(AuthenticationFailed, match="holds this API key"):
+        with pytest.raises(AuthenticationFailed, match="holder of this API key"):
             await authenticate(f"Bearer {world.secret}")
         await asyncio.to_thread(User.objects.filter(pk=world.member.pk).update, is_active=True)
         authentication.forget()
