@@ -172,7 +172,7 @@ def test_names_may_be_long_foreign_or_in_capitals(world: World, model: ServedMod
         send(world, upload, name, 0, archive(adapter_bytes()))
         version = actions.finish_upload(actor=world.member, upload=upload)
         actions.delete_version(actor=world.admin, version=version)
-    with pytest.raises(AdapterInvalid, match="no GGUF file"):
+    with pytest.raises(AdapterInvalid, match="isn't a valid GGUF file"):
         sent(world, model, {"TONE.GGUF": b"\x80\x04" + bytes(60)})
 
 

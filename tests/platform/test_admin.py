@@ -453,5 +453,5 @@ def test_a_list_without_rows_says_why(site: Client, world: World) -> None:
     assert "Add the first one." in page
     assert "Quire adds these itself" in site.get(url(UsageEntry, "changelist")).content.decode()
     page = site.get(url(Tenant, "changelist"), {"q": "nothing-like-this"}).content.decode()
-    assert "No tenant fits." in page
+    assert "No tenant matches." in page
     assert "No tenant" not in site.get(url(Tenant, "changelist")).content.decode()

@@ -103,7 +103,7 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_tenant", "X", "--weight", "-3"), "weight"),
         (("create_tenant", "你好"), "give one as slug"),
         (("create_key", "--tenant", "nope"), "Tenants: acme, rival"),
-        (("create_key", "--tenant", "acme", "--scopes", "root"), "'root' is no scope"),
+        (("create_key", "--tenant", "acme", "--scopes", "root"), "'root' isn't a scope"),
         (("create_key", "--tenant", "acme", "--expires", "soon"), "use 90d"),
         (("create_key", "--tenant", "acme", "--expires", "2020-01-01"), "in the future"),
         (("revoke_key", "sk-quire-0000000000"), "There is no key"),

@@ -16,7 +16,7 @@ from tenants.models import Tenant, User
 #: (field, label, help, most). Whole numbers.
 NUMBERS = (
     ("num_replicas", "Replicas", "On each node that runs it, 1 to 64.", 64),
-    ("num_spares", "Spares", "Loaded and waiting, to take over when a replica fails.", 64),
+    ("num_spares", "Spares", "Loaded and waiting, to take over when no other replica serves.", 64),
     (
         "idle_minutes",
         "Unload after minutes without requests",

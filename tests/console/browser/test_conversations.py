@@ -70,7 +70,7 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     history = drawer(page)
     history.get_by_label("Search").fill("otter")
     history.get_by_role("button", name="Share For my colleagues").click()
-    expect(history.get_by_role("status")).to_contain_text("may read it")
+    expect(history.get_by_role("status")).to_contain_text("can read it")
     olga.goto(server.url + where)
     expect(olga.get_by_text("There is no such conversation.")).to_be_visible()
     root.goto(server.url + where)  # who runs the installation belongs to every tenant
@@ -90,7 +90,7 @@ def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
     history = drawer(page)
     share = history.get_by_role("button", name="Share Where do herons")
     share.click()
-    expect(history.get_by_role("status")).to_contain_text("may read it")
+    expect(history.get_by_role("status")).to_contain_text("can read it")
     with page.expect_response(lambda answer: "q=herons" in answer.url):
         history.get_by_label("Search").fill("herons")
         share.click()

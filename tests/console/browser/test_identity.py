@@ -205,7 +205,7 @@ def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
     row = page.get_by_role("row", name=re.compile("lea"))
     row.get_by_text("Remove", exact=False).first.click()
     row.get_by_role("button", name="Remove them").click()
-    expect(page.get_by_role("status").first).to_contain_text("lea is no member any more")
+    expect(page.get_by_role("status").first).to_contain_text("lea is no longer a member")
     expect(tab.locator("#connection")).to_contain_text("Your session has ended")
     tab.goto(f"{url}/console/")
     tab.wait_for_url(re.compile("/login/"))

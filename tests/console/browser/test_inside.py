@@ -33,7 +33,7 @@ def go(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Go
 
 def prove(page: Page, other: str) -> None:
     page.get_by_label("First").select_option("acme")
-    page.get_by_label("The other").select_option(other)
+    page.get_by_label("Other tenant").select_option(other)
     page.get_by_role("button", name="Prove it").click()
 
 

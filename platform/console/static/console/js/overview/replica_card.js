@@ -92,7 +92,7 @@ function modelText({ model, dtype, quantization, max_model_len: length }) {
 
 function kvText({ kv_usage: usage, num_blocks: blocks, num_cached_blocks: cached }) {
   if (!blocks) return `KV cache ${percent(usage)} in use`;
-  const used = `${percent(usage)} of ${plural(blocks, "page")} in use`;
+  const used = `${percent(usage)} of ${plural(blocks, "block")} in use`;
   return cached === undefined ? used : `${used}, ${count(cached)} findable as cached prefixes`;
 }
 

@@ -18,7 +18,7 @@ export class Traffic {
     first: new Chart("Time to the first token", { format: duration }),
     gaps: new Chart("Gap between tokens", { format: duration }),
     queue: new Chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
-    kv: new Chart("KV pages", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
+    kv: new Chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
     hits: new Chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
   };
 
