@@ -97,7 +97,7 @@ function tiles(cells, own) {
     ["Kept in the cache", kept],
     [own ? "Others' or empty" : "Empty", rest],
     ["Shared", shared],
-    ["Evicted since you opened the map", cells.totalEvicted],
+    ["Evicted since opening", cells.totalEvicted],
   ];
   byId("kv-sums").replaceChildren(
     ...told.map(([name, count]) => el("div", {}, el("dt", {}, name), el("dd", {}, count.toLocaleString("en")))),
