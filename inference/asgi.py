@@ -143,7 +143,7 @@ class GatewayHandler(ASGIHandler):
         if getattr(view_class, "leads_nowhere", False):
             raise unknown_path(path)
         if getattr(view_class, "public", False):
-            raise PayloadTooLarge("This path takes no large body.")
+            raise PayloadTooLarge("This path accepts no large bodies.")
         caller = await check_caller(scope)
         headers = {name for name, _ in scope["headers"]}
         if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:

@@ -40,7 +40,7 @@ def _version_in_clone() -> str:
 
 
 class VersionView(GatewayView):
-    """Which Quire this is."""
+    """The version of Quire."""
 
     public = True
 
@@ -56,7 +56,7 @@ class MetricsView(GatewayView):
     renderer_classes = (PlainTextRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """503 while Redis, where the numbers are, is away."""
+        """503 while Redis, which has the figures, can't be reached."""
         await require_insider(request)
         client = get_engine_client()
         await client.start()

@@ -102,7 +102,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
             raise InvalidRequest("whitespace_pattern holds a lone surrogate.", param=name)
         if self.disable_any_whitespace:
             raise InvalidRequest(
-                "whitespace_pattern and disable_any_whitespace contradict each other.", param=name
+                "whitespace_pattern and disable_any_whitespace can't be used together.", param=name
             )
 
     @property

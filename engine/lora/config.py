@@ -132,7 +132,7 @@ def _read(path: Path) -> dict[str, Any]:
     except InvalidRequest:
         raise
     except (ValueError, RecursionError) as error:
-        raise _refused("path", f"is no valid JSON: {shown(error)}") from error
+        raise _refused("path", f"isn't valid JSON: {shown(error)}") from error
     if not isinstance(value, dict):
         raise _refused("path", "must hold a JSON object")
     return value

@@ -115,7 +115,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InvalidRequest(
-            f"{WEIGHTS_FILE} isn't a sound safetensors file: {shown(str(error))}.", param="path"
+            f"{WEIGHTS_FILE} isn't a valid safetensors file: {shown(str(error))}.", param="path"
         ) from error
 
 

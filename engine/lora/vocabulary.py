@@ -184,5 +184,5 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InvalidRequest(
-            f"{path.name} isn't a sound safetensors file: {shown(str(error))}.", param=path.name
+            f"{path.name} isn't a valid safetensors file: {shown(str(error))}.", param=path.name
         ) from error

@@ -198,7 +198,7 @@ class WeightReader:
             with safe_open(str(path), framework="pt") as handle:
                 names: Iterable[str] = list(handle.keys())
         except (SafetensorError, OSError) as error:
-            reason = f"{path} isn't a sound safetensors file: {error}."
+            reason = f"{path} isn't a valid safetensors file: {error}."
             raise ModelLoadError(reason, param="model") from error
         file = MappedFile(path)
         self._files.append(file)

@@ -82,7 +82,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     try:
         modules = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} is no valid JSON: {error}.", param="model") from error
+        raise ModelLoadError(f"{path} isn't valid JSON: {error}.", param="model") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelLoadError(f"{path} must hold a list of objects.", param="model")
     return modules

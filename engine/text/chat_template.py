@@ -181,7 +181,7 @@ def _chat(
     """Check the arguments and bring them into the form the template sees."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other.",
+            "continue_final_message and add_generation_prompt can't be used together.",
             param="continue_final_message",
         )
     template = compile_template(_template_source(tokenizer, chat_template, tools is not None))

@@ -44,7 +44,7 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(
-            f"{path} is no valid JSON: {shortened(error)}.", param="model"
+            f"{path} isn't valid JSON: {shortened(error)}.", param="model"
         ) from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.", param="model")

@@ -104,7 +104,9 @@ class MessageBatchesView(AnthropicView):
         limit = paging(request, default=20, most=1000).limit
         before, after = request.GET.get("before_id") or None, request.GET.get("after_id") or None
         if before and after:
-            raise InvalidRequest("before_id and after_id exclude each other.", param="before_id")
+            raise InvalidRequest(
+                "before_id and after_id can't be used together.", param="before_id"
+            )
 
         def found() -> tuple[list[Batch], bool]:
             rows = access_batches(request.caller).filter(endpoint=MESSAGES)
@@ -142,7 +144,7 @@ def _lines(requests: Iterable[OneRequest]) -> Iterator[bytes]:
         seen.add(each.custom_id)
         if each.params.get("stream"):
             raise InvalidRequest(
-                "A batch's requests can't be streams.", param=f"requests.{place}.params.stream"
+                "Requests of a batch can't be streamed.", param=f"requests.{place}.params.stream"
             )
         yield _line(each)
 
@@ -164,7 +166,7 @@ class MessageBatchView(AnthropicView):
     """One batch."""
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """How far it is."""
+        """A batch's progress."""
         row = await in_db_thread(_own, request, batch_id)
         return json_response(_encode(batch_object(row)))
 

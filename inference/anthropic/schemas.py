@@ -151,7 +151,8 @@ class CountTokensRequest(KnownFields):
         # What output_config.format was called in the beta.
         if self.output_format is not None and configured is not None:
             raise InvalidRequest(
-                "output_format and output_config.format exclude each other.", param="output_format"
+                "output_format and output_config.format can't be used together.",
+                param="output_format",
             )
 
     def _check_roles(self) -> None:

@@ -92,7 +92,7 @@ def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
         raise InvalidRequest("body must be a JSON object.", param="body")
     for name in ("stream", "background"):
         if body.get(name):
-            raise InvalidRequest(f"A batch's requests can't set {name}.", param=f"body.{name}")
+            raise InvalidRequest(f"Requests of a batch can't set {name}.", param=f"body.{name}")
     return custom_id
 
 

@@ -110,7 +110,7 @@ class BatchView(GatewayView):
     """One batch."""
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """How far it is."""
+        """A batch's progress."""
         row = await in_db_thread(access_batch, request.caller, batch_id)
         return json_response(_encode(batch_object(row)))
 

@@ -29,13 +29,13 @@ def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokeniz
     if chat.forces_calls:
         if given.params is not None and given.source != "response_format":
             raise InvalidRequest(
-                f"{given.source} and this tool_choice contradict each other.", param=given.source
+                f"{given.source} and this tool_choice can't be used together.", param=given.source
             )
         return _calls(chat, parsers, tokenizer, required=True)
     answer = _answer_schema(given)
     if answer is not None and not parsers.layout.free:
         raise UnsupportedField(
-            "This model can't choose between calls and an answer of this form.",
+            "For this model, tool_choice 'auto' can't be combined with this output format.",
             param="response_format",
         )
     if answer is not None:
@@ -60,7 +60,7 @@ def _calls(
     layout = parsers.layout
     if not required and not layout.free:
         raise UnsupportedField(
-            "This model can't keep to strict functions while it chooses whether to call one.",
+            "For this model, strict functions need tool_choice 'required' or a named function.",
             param="tools",
         )
     grammar = layout.grammar(
@@ -74,7 +74,9 @@ def _calls(
     try:
         return Constraint(StructuredOutputsParams(grammar=grammar), "tools", names)
     except InvalidRequest:
-        raise InvalidRequest("The tools are too long to keep to.", param="tools") from None
+        raise InvalidRequest(
+            "The tools' schemas are too large to enforce.", param="tools"
+        ) from None
 
 
 def _answer_schema(given: Constraint) -> dict[str, object] | None:

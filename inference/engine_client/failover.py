@@ -210,7 +210,7 @@ class Watchman:
         most = self._client.settings.max_attempts
         if flight.fruitless >= most or flight.counted >= most * ATTEMPTS_WITH_TOKENS:
             times = flight.attempt
-            error = EngineFault(f"The request was given to {times} replicas and none finished it.")
+            error = EngineFault(f"{times} replicas ran this request and none finished it.")
             self._client.fail(flight, error)
             return
         self._client.try_place(flight)
@@ -225,8 +225,8 @@ class Watchman:
         fleet = self._client.fleet
         if any(replica.ready for replica in fleet.of_model(flight.model)):
             return ModelReplaced(
-                f"The model '{flight.model}' has other weights by now, and no replica that could "
-                f"go on with this answer came back. Waited {limit:g} s."
+                f"The model '{flight.model}' has other weights now, and no replica that could "
+                f"continue this answer came back. Waited {limit:g} s."
             )
         return EngineUnavailable(f"{fleet.why_unavailable(flight.model)} Waited {limit:g} s.")
 

@@ -80,7 +80,7 @@ def checked_purpose(given: str | None) -> str:
     raise InvalidRequest(
         "Missing required parameter: 'purpose'."
         if not given
-        else f"{given[:50]!r} is no purpose; 'batch' is one.",
+        else f"{given[:50]!r} isn't a purpose. Use 'batch'.",
         param="purpose",
     )
 

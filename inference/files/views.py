@@ -58,7 +58,7 @@ class FilesView(GatewayView):
         asked = paging(request, default=10_000, most=10_000)
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
-            raise InvalidRequest(f"{purpose[:50]!r} is no purpose.", param="purpose")
+            raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
         rows, more = await in_db_thread(_page, request.caller, asked, purpose)
         return json_response(_encode(as_list(rows, more, file_object)))
 

@@ -13,7 +13,7 @@ from inference.metrics.definitions import PREFIX
 _LABELS = ("model_name", "engine")
 _TOTALS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "quire:adapter_loads": (
-        "LoRA adapters brought to the device.",
+        "LoRA adapters loaded to the device.",
         lambda s: s.adapter_loads_total,
     ),
     "quire:adapter_load_seconds": (
@@ -21,7 +21,7 @@ _TOTALS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         lambda s: s.adapter_load_seconds_total,
     ),
     "quire:adapter_evictions": (
-        "LoRA adapters driven out of the device's memory.",
+        "LoRA adapters evicted from the device's memory.",
         lambda s: s.adapter_evictions_total,
     ),
 }

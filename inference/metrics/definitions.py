@@ -71,14 +71,14 @@ _VLLM = {
     "request_params_best_of": _histogram("The best_of of requests.", SMALL_NUMBERS),
     "request_params_max_tokens": _histogram("The max_tokens of requests.", REQUEST_TOKENS),
     "request_success": Family(
-        "counter", "Requests that came to their end, by why.", (*_MODEL, "finished_reason")
+        "counter", "Requests that finished, by reason.", (*_MODEL, "finished_reason")
     ),
     "request_failure": Family(
         "counter", "Requests that ended early: aborted, refused or failed.", (*_MODEL, "reason")
     ),
     "tool_call_parser_invocations": Family(
         "counter",
-        "Outputs that were read for calls of tools, by whether there was one.",
+        "Outputs parsed for tool calls, by whether there was one.",
         ("model_name", "mode", "outcome", "request_type"),
     ),
     "admission_rejections": Family(

@@ -59,7 +59,7 @@ GAUGES: dict[str, tuple[str, Value]] = {
         ),
     ),
     "spec_decode_efficiency": (
-        "Tokens of rows that had drafts, to what they would be if every draft held.",
+        "Tokens of rows with drafts, as a share of what they would be if all drafts were accepted.",
         lambda s: (
             (s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total)
             / max(1, s.spec_decode_num_draft_tokens_total + s.spec_decode_num_drafts_total)
@@ -107,7 +107,7 @@ TOTALS: dict[str, tuple[str, Value]] = {
         lambda s: s.spec_decode_num_accepted_tokens_total,
     ),
     "spec_decode_num_emitted_tokens": (
-        "Tokens of rows that had drafts: those that held, and one more each.",
+        "Tokens of rows with drafts: accepted drafts, and one more each.",
         lambda s: s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total,
     ),
 }
@@ -156,7 +156,7 @@ def _numbers(beats: list[Heartbeat]) -> Iterator[Metric]:
 def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         PREFIX + "num_requests_waiting_by_reason",
-        "Number of requests waiting, by why.",
+        "Number of requests waiting, by reason.",
         labels=(*ENGINE_LABELS, "reason"),
     )
     sources = CounterMetricFamily(
@@ -166,12 +166,12 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
     )
     cold = CounterMetricFamily(
         "quire:prefix_cold",
-        "Outputs whose prompt found nothing in the prefix cache, by why.",
+        "Outputs whose prompt found nothing in the prefix cache, by reason.",
         labels=(*ENGINE_LABELS, "reason"),
     )
     held = CounterMetricFamily(
         PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-        "Accepted draft tokens, by their place behind the row's newest token.",
+        "Accepted draft tokens, by their position after the row's newest token.",
         labels=(*ENGINE_LABELS, "position"),
     )
     for beat in beats:
@@ -204,7 +204,7 @@ def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:
 def _sleep_state(beats: list[Heartbeat]) -> Metric:
     family = GaugeMetricFamily(
         PREFIX + "engine_sleep_state",
-        "1 at how a replica is: awake, asleep with its weights in host memory, or without them.",
+        "1 for the state of a replica: awake, asleep with weights in host memory, or without.",
         labels=(*ENGINE_LABELS, "sleep_state"),
     )
     for beat in beats:

@@ -41,7 +41,7 @@ class StoredCompletionsView(ChatCompletionsView):
     """Make a chat completion, list those that are kept."""
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """The tenant's, a page at a time; `model` and `metadata[key]` choose among them."""
+        """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
         asked = paging(request, default=20, most=100, orders=("asc", "desc"))
         wanted = _wanted(request)
         rows, more = await in_db_thread(

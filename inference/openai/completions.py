@@ -105,7 +105,7 @@ def _embeds(completion: CompletionRequest, served: Served) -> list[PromptEmbeds]
     size = served.info.prompt_embeds_size
     if completion.embeds and not size:
         raise UnsupportedField(
-            "prompt_embeds aren't taken: the model's replicas need --enable-prompt-embeds.",
+            "prompt_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
             param="prompt_embeds",
         )
     found: list[PromptEmbeds] = []

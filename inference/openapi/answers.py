@@ -162,7 +162,7 @@ class StoredFileObject(Answer):
 
 
 class Deleted(Answer):
-    """What is gone."""
+    """What was deleted."""
 
     id: str
     object: str
@@ -185,7 +185,7 @@ class FilePage(Page):
 
 
 class RequestCounts(Answer):
-    """How far a batch is."""
+    """A batch's progress."""
 
     total: int
     completed: int

@@ -31,7 +31,7 @@ from inference.responses import views as responses
 from inference.responses.schemas import ResponsesRequest
 
 FOUND = (*READ, 404)
-MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Its replicas alone.")
+MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Only its replicas.")
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 CHANGED = (*FOUND, 409, 415, 422)
 LISTED: dict[str, Any] = {"style": "form", "explode": True}

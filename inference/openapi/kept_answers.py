@@ -70,7 +70,7 @@ class MessageBatchPage(Answer):
 
 
 class DeletedMessageBatch(Answer):
-    """A batch that is gone."""
+    """A batch that was deleted."""
 
     id: str
     type: Literal["message_batch_deleted"]

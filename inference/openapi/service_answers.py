@@ -26,7 +26,7 @@ class Report(Answer):
 
 
 class Health(Answer):
-    """How the installation is. Insiders are told more than the status."""
+    """The installation's health. Insiders see more than the status."""
 
     status: Literal["ok", "unhealthy"]
     reasons: list[str] = []
@@ -41,7 +41,7 @@ class Status(Answer):
 
 
 class Version(Answer):
-    """Which Quire this is."""
+    """The version of Quire."""
 
     version: str
 

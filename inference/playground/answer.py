@@ -93,7 +93,7 @@ class Answer:
         ask_from(_after(self._message))
         chat = parse(ChatRequest, _body(self._message))
         for name in chat.ignored_fields():
-            raise InvalidRequest(f"'{name[:50]}' is no sampling field.", param=name[:50])
+            raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])
         return await ChatTurn.start(
             chat, caller=self._caller, received=received, endpoint="playground"
         )
@@ -184,7 +184,7 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
     """The message as the body of a chat completion."""
     sampling = message.get("sampling") or {}
     for name in NOT_SAMPLING & sampling.keys():
-        raise InvalidRequest(f"'{name}' is no sampling field.", param=name)
+        raise InvalidRequest(f"'{name}' isn't a sampling field.", param=name)
     beside = {name: message[name] for name in BESIDE if message.get(name) is not None}
     return {
         **sampling,

@@ -65,7 +65,7 @@ def _prompts(processor: IOProcessor[Any, Any], data: Any) -> list[Item]:
     prompts: Sequence[Any] = [made] if isinstance(made, (str, dict)) else made
     found = [_item(prompt) for prompt in prompts]
     if not found:
-        raise InvalidRequest("data: it makes no prompt.", param="data")
+        raise InvalidRequest("data gives no prompt.", param="data")
     return found
 
 

@@ -132,8 +132,7 @@ def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:
         total += len(prompt)
         if total > limit:
             raise InvalidRequest(
-                f"The prompts have more than {limit} tokens in all, which is the most that may be "
-                "sent at once.",
+                f"The prompts have more than {limit} tokens in all. Send fewer at once.",
                 param="prompt",
             )
         yield prompt

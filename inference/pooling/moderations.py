@@ -104,9 +104,9 @@ async def only_classifier(caller: Caller) -> str:
     ]
     if len(found) != 1:
         raise InvalidRequest(
-            "model must name the classification model that judges."
+            "There are several classification models: name one in model."
             if found
-            else "There is no classification model to judge.",
+            else "There is no classification model that this key may use.",
             param="model",
         )
     return found[0]

@@ -107,7 +107,7 @@ class InputBody(PoolingBody):
         if messages is None:
             for name in ("chat_template", "chat_template_kwargs"):
                 if getattr(self, name):
-                    raise InvalidRequest(f"{name} is for messages alone.", param=name)
+                    raise InvalidRequest(f"{name} is only for messages.", param=name)
             self._items = split_input(self.input)
         else:
             given = self.model_dump(include=set(RENDERING), exclude_none=True, exclude_unset=True)

@@ -95,7 +95,7 @@ def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     for token in token_ids:
         if type(token) is not int:
-            raise InvalidRequest(f"prompt holds {token!r}, which is no token id.", param="prompt")
+            raise InvalidRequest(f"prompt holds {token!r}, which isn't a token id.", param="prompt")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
         raise InvalidRequest(

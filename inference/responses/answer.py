@@ -120,7 +120,7 @@ class ResponseAnswer:
         items = told_items(events)
         if items:
             if self._turn.options.top_logprobs is not None:
-                raise StreamLost("Log probabilities can't be gone on with by another worker.")
+                raise StreamLost("Another worker can't continue an answer with log probabilities.")
             self._output.go_on_from(items)
             self._told = PassedOver(items)
         return any(event["type"] == "response.in_progress" for event in events)

@@ -47,7 +47,7 @@ async def _chain(caller: Caller, last: str) -> list[dict[str, Any]]:
     for row in await in_db_thread(access_conversation, caller, last):
         if row.status not in ("completed", "incomplete"):
             raise InvalidRequest(
-                f"The response {row.public_id} is {row.status}: nothing can go on from it.",
+                f"The response {row.public_id} is {row.status}: it can't be continued.",
                 param="previous_response_id",
             )
         items += [*row.input_items, *row.body["output"]]

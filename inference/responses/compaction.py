@@ -42,7 +42,9 @@ def opened(items: Iterable[dict[str, Any]], tenant_id: int, param: str) -> list[
 
 def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]:
     content = item.get("encrypted_content")
-    refused = InvalidRequest("This is no compaction that was made here for you.", param=param)
+    refused = InvalidRequest(
+        "This compaction wasn't made on this installation for your tenant.", param=param
+    )
     if not isinstance(content, str) or len(content) > MAX_SEALED or not content.isascii():
         raise refused
     try:

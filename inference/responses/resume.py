@@ -74,7 +74,7 @@ class PassedOver:
                 continue
             length = min(len(text), len(part.text))
             if kind != part.kind or text[:length] != part.text[:length]:
-                raise StreamLost("The answer could not be gone on with by another worker.")
+                raise StreamLost("Another worker could not continue the answer.")
             if kind in BEGINNINGS:
                 self._told.popleft()
                 return None

@@ -101,7 +101,7 @@ class TextConfig(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """How much the model shall reason."""
+    """How much the model reasons."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -200,7 +200,8 @@ class ResponsesRequest(KnownFields):
             raise InvalidRequest("background needs store to be true.", param="background")
         if self.conversation is not None and self.previous_response_id is not None:
             raise InvalidRequest(
-                "conversation and previous_response_id exclude each other.", param="conversation"
+                "conversation and previous_response_id can't be used together.",
+                param="conversation",
             )
         if not self.input and self.previous_response_id is None and self.conversation is None:
             raise InvalidRequest("input must not be empty.", param="input")

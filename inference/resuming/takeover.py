@@ -46,7 +46,7 @@ class StreamGone(NotFound):
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no such stream to go on with. Send the request without Last-Event-ID.",
+            "There is no such stream to continue. Send the request without Last-Event-ID.",
             param="Last-Event-ID",
         )
 
@@ -270,7 +270,7 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
         raise StreamGone
     if about.print != fingerprint:
         raise InvalidRequest(
-            "Last-Event-ID is of a stream that another request has made.", param="Last-Event-ID"
+            "Last-Event-ID belongs to the stream of another request.", param="Last-Event-ID"
         )
     epoch = int(await redis.hincrby(name, "epoch", 1))  # type: ignore[misc]
     known = _nothing(job)

@@ -61,7 +61,7 @@ def checked_key(key: str, pattern: re.Pattern[str]) -> str:
     """A parameter's name that this way of writing calls can hold. Raises `InvalidRequest`."""
     if not pattern.fullmatch(key):
         raise InvalidRequest(
-            f"This model's calls can't hold a parameter called {key[:50]!r}.", param="tools"
+            f"This model's tool calls can't have a parameter named {key[:50]!r}.", param="tools"
         )
     return key
 

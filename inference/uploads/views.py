@@ -70,7 +70,7 @@ class UploadsView(GatewayView):
     """Announce a file."""
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """A new upload, good for an hour."""
+        """A new upload, valid for an hour."""
         wanted = UploadRequest.model_validate(self.read_json(request))
         limit = gateway_settings().max_file_bytes
         if wanted.bytes > limit:

@@ -135,7 +135,7 @@ async def _check_sender(scope: Scope) -> None:
     user = await database_sync_to_async(get_user)(request)
     if not user.is_authenticated:
         raise PayloadTooLarge(
-            f"Over {STRANGERS_BYTES} bytes are taken from people who are logged in alone."
+            f"Over {STRANGERS_BYTES} bytes are accepted only from users who are logged in."
         )
 
 

@@ -37,7 +37,7 @@ def check_contents(staged: Path) -> None:
     if gguf.is_file():
         with gguf.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise AdapterInvalid("The .gguf file is no GGUF file.", param="files")
+                raise AdapterInvalid("The .gguf file isn't a valid GGUF file.", param="files")
         return
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (staged / name).is_file():
@@ -76,7 +76,7 @@ def _check_safetensors(path: Path) -> None:
     except SafetensorError as error:
         told = shown(str(error))
         raise AdapterInvalid(
-            f"{path.name} isn't a sound safetensors file: {told}.", param="files"
+            f"{path.name} isn't a valid safetensors file: {told}.", param="files"
         ) from error
 
 
@@ -87,7 +87,7 @@ def _config(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise AdapterInvalid(
-            f"{CONFIG_FILE} is no valid JSON: {shown(str(error))}.", param="files"
+            f"{CONFIG_FILE} isn't valid JSON: {shown(str(error))}.", param="files"
         ) from error
     if not isinstance(found, dict):
         raise AdapterInvalid(f"{CONFIG_FILE} must hold a JSON object.", param="files")

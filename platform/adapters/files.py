@@ -72,8 +72,8 @@ def check_name(name: str) -> None:
     plain = name == PurePosixPath(name).name and "\\" not in name and name.isprintable()
     if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, GGUF)):
         raise AdapterInvalid(
-            f"{name[:100]!r} is no file of an adapter: those are {', '.join(ADAPTER_FILES)}, a "
-            ".gguf file or a .zip of them.",
+            f"{name[:100]!r} isn't a file of an adapter. Its files are "
+            f"{', '.join(ADAPTER_FILES)}, a .gguf file or a .zip of them.",
             param="files",
         )
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -200,7 +200,7 @@ def _open_plain(path: Path) -> IO[bytes]:
         ) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise AdapterInvalid(f"{path.name} is no plain file.", param="path")
+        raise AdapterInvalid(f"{path.name} isn't a regular file.", param="path")
     return os.fdopen(handle, "rb")
 
 
@@ -214,7 +214,9 @@ def _sort(
     """
     path = PurePosixPath(member.filename)
     if "\\" in member.filename or path.is_absolute() or ".." in path.parts:
-        raise AdapterInvalid(f"{member.filename[:100]!r} leads out of the archive.", param="files")
+        raise AdapterInvalid(
+            f"{member.filename[:100]!r} points outside the archive.", param="files"
+        )
     if stat.S_ISLNK(member.external_attr >> 16):
         raise AdapterInvalid(f"{member.filename[:100]!r} is a link.", param="files")
     if member.is_dir():

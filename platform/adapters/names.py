@@ -56,4 +56,4 @@ def warning(name: str, known: Collection[str]) -> str:
     """A sentence about a name that nothing has, or ""."""
     if not name or name in known:
         return ""
-    return f"No model or adapter is called {name} today: it holds as soon as one is."
+    return f"No model or adapter is called {name} today: it applies as soon as one is."

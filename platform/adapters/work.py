@@ -106,7 +106,7 @@ def _fetch(version: AdapterVersion) -> bool:
             room.check(adapter.tenant, size)
             same = adapter.versions.filter(digest=digest).first()
             if same is not None:
-                raise Conflict(f"Version {same.number} has this very content.")
+                raise Conflict(f"Version {same.number} has exactly this content.")
             rows = AdapterVersion.objects.filter(pk=version.pk, state=VersionState.FETCHING)
             return bool(rows.update(digest=digest, num_bytes=size))
     except QuireError as error:
@@ -118,7 +118,7 @@ def _checked(version: AdapterVersion) -> dict[str, Any]:
     """The report; the row says meanwhile how far it is. Raises `CheckLost` when it isn't ours."""
     path = store.content_path(version.digest)
     if not store.is_whole(version.digest):
-        return check.refusal("Its files are not there any more.")
+        return check.refusal("Its files are gone.")
     beat = _Beat(version)
     model = version.adapter.served_model.source
     report = check.run_check(model, path, wanted=beat, read=lambda: _probing(version))

@@ -118,7 +118,7 @@ def _only(cards: Cards) -> ModelCard:
     if not cards:
         raise ModelNotFound("There is no model that you have access to.", param="model")
     raise InvalidRequest(
-        "Missing required parameter: 'model'. It may be left out where there is only one.",
+        "Missing required parameter: 'model'. It may be left out only if this key has one model.",
         param="model",
         code="missing_required_parameter",
     )

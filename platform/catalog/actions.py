@@ -250,7 +250,7 @@ def check_source(source: str) -> str:
 
 def _known_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(columns) - CHANGEABLE):
-        raise InvalidRequest(f"A model has no {unknown[0]} to set.", param=unknown[0])
+        raise InvalidRequest(f"There is no model setting {unknown[0]}.", param=unknown[0])
     return {name: value for name, value in columns.items() if value is not None}
 
 

@@ -231,7 +231,7 @@ def shard_names(index: Mapping[str, Any]) -> list[str]:
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and header of each tensor. Raises `InvalidRequest` for a header that is none."""
-    wrong = InvalidRequest(f"{path} is no sound safetensors file.", param="source")
+    wrong = InvalidRequest(f"{path} isn't a valid safetensors file.", param="source")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

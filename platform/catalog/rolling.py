@@ -48,7 +48,7 @@ def _await_successor(replica: Replica, timeout: float) -> None:
     while True:
         now = Replica.objects.filter(pk=replica.pk).first()
         if now is None:
-            raise Conflict(f"{replica.replica_id} was taken away meanwhile.")
+            raise Conflict(f"{replica.replica_id} was removed in the meantime.")
         if now.state == ReplicaState.READY and now.incarnation != replica.incarnation:
             return
         if now.state == ReplicaState.FAILED and now.restarts > replica.restarts:

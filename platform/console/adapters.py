@@ -127,7 +127,7 @@ def fetch(request: HttpRequest, tenant: Tenant) -> str:
         made = actions.add_from_folder(path=source, **common)
     else:
         made = actions.add_from_hub(repository=source, **common)
-    return f"{made} is on its way: a worker checks it."
+    return f"{made} will be checked by a worker soon."
 
 
 @deed
@@ -138,8 +138,8 @@ def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     alias = request.POST.get("new_alias", "").strip() or request.POST.get("alias", "")
     found = actions.promote(actor=request.user, version=version, alias=alias, percent=percent)
     if found.canary is not None:
-        return f"{found.name}: version {number} gets {percent} % of the requests now."
-    return f"{found.name}: version {number} answers now. Running requests end on their own version."
+        return f"{found.name}: version {number} now gets {percent} % of the requests."
+    return f"{found.name}: version {number} is live. Running requests keep their version."
 
 
 @deed
@@ -164,7 +164,7 @@ def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Keep it in replicas' memory, or let that go."""
     if request.POST.get("pinned") == "no":
         actions.unpin(actor=request.user, adapter=adapter)
-        return f"{adapter.name} isn't pinned any more: its memory goes when others want it."
+        return f"{adapter.name} isn't pinned any more: it is unloaded when others need the memory."
     actions.pin(actor=request.user, adapter=adapter)
     return f"{adapter.name} is pinned: every replica loads it within seconds and keeps it."
 
@@ -190,7 +190,7 @@ def drop_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Take a name away."""
     alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
     actions.delete_alias(actor=request.user, alias=alias)
-    return f"{alias.name} is no name of this adapter any more."
+    return f"{alias.name} is no longer a name of this adapter."
 
 
 @deed

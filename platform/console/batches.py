@@ -77,7 +77,7 @@ def writer(request: HttpRequest, tenant: Tenant) -> Caller:
     """Who acts. Raises `PermissionDenied` for viewers and for who belongs to no such tenant."""
     user: Any = request.user
     if not may_write(user, tenant):
-        raise PermissionDenied(f"Members of {tenant.slug} make its files and batches.")
+        raise PermissionDenied(f"Only members of {tenant.slug} upload files and create batches.")
     return async_to_sync(caller_for_user)(user, tenant.slug)
 
 
@@ -285,7 +285,7 @@ def cancel(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str)
     """The end of a batch; what is done is in its files."""
     row = actions.cancel_batch(caller=caller, public_id=public_id)
     _tell_workers(row.public_id)
-    return f"{row.public_id} is being cancelled. What was done is in its files."
+    return f"{row.public_id} is being cancelled. Answers so far are in its files."
 
 
 @deed("files", list_files)
@@ -312,7 +312,7 @@ def upload(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
         chunks=file.chunks(),
         expires_at=lifetime(seconds),
     )
-    return f"{made.filename} is kept as {made.public_id}."
+    return f"{made.filename} is uploaded as {made.public_id}."
 
 
 @deed("files", list_files)

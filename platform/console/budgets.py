@@ -101,6 +101,6 @@ def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Lift one."""
     found = access_budget(request.user, tenant, pk)
-    text = f"The budget is lifted: {found}."
+    text = f"The budget is removed: {found}."
     actions.delete_budget(actor=request.user, budget=found)
     return {"text": text}

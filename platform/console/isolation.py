@@ -88,7 +88,7 @@ async def prove(user: User, *, tenant: str, other: str, model: str) -> dict[str,
     if other and other != tenant:
         second, name = await caller_for_user(user, other), other
     elif other:
-        raise InvalidRequest("The other tenant must be another one.", param="other")
+        raise InvalidRequest("The other tenant must differ from the first.", param="other")
     else:
         second, name = replace(first, cache_namespace=secrets.token_hex(16)), STRANGER
     steps: list[Step] = []
@@ -107,13 +107,13 @@ def _verdict(steps: list[Step]) -> dict[str, Any]:
     """What the four requests say."""
     _, again, others, others_again = steps
     if len({step.replica for step in steps[:3]}) > 1:
-        said = "They met different replicas, which share nothing: that proves nothing. Try again."
+        said = "The requests reached different replicas, which share no cache. Try again."
         return {"verdict": "unclear", "conclusion": said}
     if others.cached_tokens:
         said = f"{others.who} found {others.cached_tokens} tokens that {again.who} had sent."
         return {"verdict": "broken", "conclusion": said}
     if not again.cached_tokens:
-        said = "Nobody found anything cached: the prefix cache is off, or too full to show it."
+        said = "Nothing was found in the cache: prefix caching is off, or the cache is too full."
         return {"verdict": "unclear", "conclusion": said}
     same = "; its own second request did" if others_again.cached_tokens else ""
     said = (

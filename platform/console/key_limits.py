@@ -13,7 +13,7 @@ AMOUNTS = {
     "requests_per_minute": "Requests a minute",
     "tokens_per_minute": "Tokens a minute",
     "max_running_requests": "Requests at a time",
-    "max_context_tokens": "Tokens of one request, prompt and answer",
+    "max_context_tokens": "Tokens in one request, prompt and answer",
 }
 #: Lists, by commas or lines.
 LISTS = {
@@ -62,9 +62,9 @@ class LimitsForm(forms.Form):
         )
         self.fields["spending_period"] = forms.ChoiceField(
             required=False,
-            choices=[(value, f"a {label.lower()}") for value, label in Period.choices],
+            choices=[(value, label.lower()) for value, label in Period.choices],
             initial=Period.MONTH,
-            label="In",
+            label="Per",
             widget=forms.Select(attrs={"class": "input"}),
         )
 

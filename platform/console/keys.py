@@ -30,7 +30,7 @@ from tenants.shown_once import take
 MOST_KEYS = 200
 #: What each scope allows, in the order of the form.
 SCOPE_WORDS = {
-    scopes.INFERENCE: "ask models",
+    scopes.INFERENCE: "use models",
     scopes.MODELS: "list models",
     scopes.USAGE: "read the tenant's usage",
     scopes.TENANT_ADMIN: "manage members, keys and service accounts of the tenant",
@@ -38,7 +38,7 @@ SCOPE_WORDS = {
 }
 LIFETIMES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a year"}
 #: Hours that a key which is being replaced goes on working.
-OVERLAPS = {"24": "for a day", "168": "for a week", "1": "for an hour", "0": "not any more"}
+OVERLAPS = {"24": "for a day", "168": "for a week", "1": "for an hour", "0": "no longer"}
 
 
 class NewKeyForm(LimitsForm):
@@ -47,7 +47,7 @@ class NewKeyForm(LimitsForm):
     name = forms.CharField(
         max_length=100,
         required=False,
-        label="What it is for",
+        label="Name",
         widget=forms.TextInput(
             attrs={
                 "class": "input",
@@ -56,16 +56,16 @@ class NewKeyForm(LimitsForm):
             }
         ),
     )
-    scopes = forms.MultipleChoiceField(label="It may", widget=forms.CheckboxSelectMultiple)
+    scopes = forms.MultipleChoiceField(label="Permissions", widget=forms.CheckboxSelectMultiple)
     lifetime = forms.ChoiceField(
         choices=list(LIFETIMES.items()),
         required=False,
-        label="It ends",
+        label="Expires",
         widget=forms.Select(attrs={"class": "input"}),
     )
 
     holder = forms.ChoiceField(
-        required=False, label="Held by", widget=forms.Select(attrs={"class": "input"})
+        required=False, label="Holder", widget=forms.Select(attrs={"class": "input"})
     )
 
     def __init__(
@@ -80,7 +80,7 @@ class NewKeyForm(LimitsForm):
         self.accounts = {str(account.pk): account for account in accounts}
         holder: Any = self.fields["holder"]
         holder.choices = [
-            ("", "you: it ends with your membership"),
+            ("", "you: it expires with your membership"),
             *((pk, f"{account} (service account)") for pk, account in self.accounts.items()),
         ]
         offered = scopes.ALL if operator else scopes.DEFAULT

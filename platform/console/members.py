@@ -37,8 +37,8 @@ MOST = 500
 ROLE_WORDS = {
     Role.OWNER: "owner: everything",
     Role.ADMIN: "admin: keys, members, the audit log",
-    Role.MEMBER: "member: asks models, makes keys of their own",
-    Role.VIEWER: "viewer: looks at models and usage",
+    Role.MEMBER: "member: uses models, creates own keys",
+    Role.VIEWER: "viewer: sees models and usage",
 }
 
 
@@ -126,7 +126,7 @@ def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Out of the tenant, with their keys."""
     found = access_member(request.user, tenant, pk)
     actions.remove_member(actor=request.user, membership=found)
-    return {"text": f"{found.user} is no member any more; their keys here are revoked."}
+    return {"text": f"{found.user} is no longer a member; their keys in this tenant are revoked."}
 
 
 @deed("members", _page)
@@ -137,7 +137,7 @@ def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     account = actions.create_service_account(
         actor=request.user, tenant=tenant, name=name, role=role
     )
-    return {"text": f"{account} is there: make keys for it on the page of API keys."}
+    return {"text": f"{account} is added: create keys for it on the page API keys."}
 
 
 @recent_authentication_required

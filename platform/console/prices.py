@@ -51,7 +51,7 @@ def show(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
 
 def _state(price: Price, all_prices: list[Price], now: Any) -> str:
     if price.valid_from > now:
-        return "to come"
+        return "future"
     later = (
         other
         for other in all_prices
@@ -95,7 +95,7 @@ def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
         actions.delete_price(actor=request.user, price=found)
     except QuireError as error:
         return show(request, error)
-    success(request, "The price is taken back.")
+    success(request, "The price is withdrawn.")
     return redirect("prices")
 
 

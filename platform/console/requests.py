@@ -46,7 +46,7 @@ STATUSES = (
     ("4xx", "4xx"),
     ("5xx", "5xx"),
     ("429", "429"),
-    ("499", "client left"),
+    ("499", "client disconnected"),
 )
 
 
@@ -168,7 +168,11 @@ def store(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Whether what was asked and answered is kept."""
     wanted = request.POST.get("store") == "yes"
     actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=wanted)
-    kept = "From now on prompts and answers are kept." if wanted else "Nothing more is kept."
+    kept = (
+        "From now on prompts and answers are kept."
+        if wanted
+        else "Prompts and answers aren't kept any more."
+    )
     return {"text": kept}
 
 

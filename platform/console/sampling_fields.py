@@ -65,7 +65,7 @@ _CHOICE = Group(
         SamplingField(
             "temperature",
             "Temperature",
-            "0 always takes the likeliest token; higher is more varied.",
+            "0 always takes the likeliest token; higher values vary more.",
             low=0,
             high=100,
             rest=1,
@@ -74,7 +74,7 @@ _CHOICE = Group(
         SamplingField(
             "top_p",
             "Top p",
-            "Only the likeliest tokens that together reach this probability.",
+            "Only the likeliest tokens that together have this probability.",
             low=0,
             high=1,
             low_open=True,
@@ -84,7 +84,7 @@ _CHOICE = Group(
         SamplingField(
             "min_p",
             "Min p",
-            "Only tokens at least this likely, relative to the likeliest.",
+            "Only tokens at least this likely, relative to the likeliest one.",
             low=0,
             high=1,
             step=0.01,
@@ -93,7 +93,7 @@ _CHOICE = Group(
         SamplingField(
             "top_k",
             "Top k",
-            "Only the k likeliest tokens; -1 is all.",
+            "Only the k likeliest tokens; -1: all.",
             kind="integer",
             low=-1,
             high=_MAX_INT,
@@ -107,14 +107,14 @@ _LENGTH = Group(
         SamplingField(
             "max_tokens",
             "Max tokens",
-            "The longest answer; empty is as long as the context allows.",
+            "The longest answer; empty: as long as the context allows.",
             kind="integer",
             low=1,
             high=_MAX_INT,
             step=1,
         ),
         SamplingField(
-            "stop", "Stop strings", "One a line; \\n stands for a new line.", kind="strings"
+            "stop", "Stop strings", "One per line; \\n stands for a new line.", kind="strings"
         ),
     ),
 )
@@ -124,7 +124,7 @@ _REPETITION = Group(
         SamplingField(
             "repetition_penalty",
             "Repetition penalty",
-            "Above 1 discourages what was said in prompt and answer.",
+            "Above 1: tokens of the prompt and answer become less likely.",
             low=0,
             high=2,
             low_open=True,
@@ -133,7 +133,7 @@ _REPETITION = Group(
         SamplingField(
             "presence_penalty",
             "Presence penalty",
-            "Above 0 discourages what the answer said at all.",
+            "Above 0: tokens that the answer already has become less likely.",
             low=-2,
             high=2,
             rest=0,
@@ -141,7 +141,7 @@ _REPETITION = Group(
         SamplingField(
             "frequency_penalty",
             "Frequency penalty",
-            "Above 0 discourages what it said often.",
+            "Above 0: the more often a token occurs, the less likely it gets.",
             low=-2,
             high=2,
             rest=0,

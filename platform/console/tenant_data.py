@@ -60,8 +60,8 @@ def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
         actor=request.user, tenant=tenant, keep_content_days=days, keep_conversations=talks
     )
     if days is None:
-        return {"text": "Content is kept as long as it was made for."}
-    return {"text": f"Content is kept for {days} days; workers remove what is older."}
+        return {"text": "Each item is kept for its own lifetime."}
+    return {"text": f"Content is kept for {days} days; workers delete older content."}
 
 
 @recent_authentication_required

@@ -33,7 +33,7 @@ NUMBERS = {
     "requests_per_minute": "Requests a minute",
     "tokens_per_minute": "Tokens a minute",
     "max_running_requests": "Requests at a time",
-    "max_context_tokens": "Tokens of one request",
+    "max_context_tokens": "Tokens in one request",
 }
 
 
@@ -45,7 +45,7 @@ class NewTenant(forms.Form):
         max_length=63,
         required=False,
         label="Short name",
-        widget=forms.TextInput(attrs={"class": "input", "placeholder": "made from the name"}),
+        widget=forms.TextInput(attrs={"class": "input", "placeholder": "derived from the name"}),
     )
 
 
@@ -63,7 +63,7 @@ class LimitsForm(forms.Form):
         for name, field in self.fields.items():
             field.widget = forms.TextInput(attrs={"class": "input", "autocomplete": "off"})
             if name in NUMBERS:
-                field.widget.attrs |= {"inputmode": "numeric", "placeholder": "no own limit"}
+                field.widget.attrs |= {"inputmode": "numeric", "placeholder": "no limit of its own"}
             else:
                 field.widget.attrs["inputmode"] = "decimal"
 
@@ -99,7 +99,7 @@ def create(request: HttpRequest) -> HttpResponse:
         made = actions.create_tenant(actor=user, **checked(NewTenant(request.POST)))
     except QuireError as error:
         return _list(request, error)
-    keep(request, tenant=made.slug, text=f"{made.name} is there. Invite its owner next.")
+    keep(request, tenant=made.slug, text=f"{made.name} is created. Invite its owner next.")
     return redirect("tenant", made.slug)
 
 
@@ -114,7 +114,7 @@ def limit(request: HttpRequest, slug: str) -> HttpResponse:
         actions.update_tenant(actor=user, tenant=found, **checked(LimitsForm(request.POST)))
     except QuireError as error:
         return _home(request, slug, error)
-    keep(request, tenant=slug, text="The limits are set; requests follow them within seconds.")
+    keep(request, tenant=slug, text="The limits are set; they apply within seconds.")
     return redirect("tenant", slug)
 
 

@@ -11,22 +11,22 @@ WIDTH, TOP, BAR = 1000, 8, 22
 GRAPH = 120
 #: Why nothing of a prompt was cached, in a person's words.
 COLD = {
-    "no_shared_prefix": "nothing that begins like it was sent before",
-    "shorter_than_a_block": "it is shorter than one block of the cache",
-    "evicted": "what it shares was evicted to make room",
-    "caching_off": "the prefix cache is off",
-    "all_tokens_needed": "the answer needs every token of the prompt computed",
+    "no_shared_prefix": "no earlier prompt begins like it",
+    "shorter_than_a_block": "it is shorter than one cache block",
+    "evicted": "the prefix that it shares was evicted",
+    "caching_off": "prefix caching is off",
+    "all_tokens_needed": "this request needs every token of its prompt computed",
 }
 REASONS = {
-    "stop": "the model had finished, or a stop string came",
-    "length": "the limit of tokens was reached",
+    "stop": "the model finished, or a stop string came",
+    "length": "the token limit was reached",
     "abort": "it was aborted",
     "error": "it failed",
-    "budget": "the budget or reservation ended it",
+    "budget": "the budget or the reserved tokens were used up",
     "repetition": "it repeated itself",
 }
 #: The same for requests that generate nothing.
-POOLED = "its vectors, labels or scores were there"
+POOLED = "its vectors, labels or scores were ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Picture:
 
 def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
     """In the order of their moments."""
-    events = [Event(0.0, "Came in", f"for {entry.model}" if entry.model else "")]
+    events = [Event(0.0, "Received", f"for {entry.model}" if entry.model else "")]
     if story["outputs"] or story["hops"]:
         events.append(Event(story["admitted_ms"], "Limits checked", _limits(story["limits"])))
     for hop in story["hops"]:
@@ -66,7 +66,7 @@ def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
             text = f"{hop['replica']}: {hop['reason']}"
             events.append(Event(hop["at_ms"], "Left its replica", text, "wait"))
         else:
-            events.append(Event(hop["at_ms"], "Given to a replica", hop["replica"]))
+            events.append(Event(hop["at_ms"], "Sent to a replica", hop["replica"]))
     for output in story["outputs"]:
         several = f"output {output['number']}.{output['index']}: "
         if is_pooled(story):
@@ -75,9 +75,7 @@ def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
         events += _of_output(output, placed_ms(story), name)
     if story["numerics_changed"]:
         last = story["hops"][-1]["at_ms"] if story["hops"] else 0.0
-        events.append(
-            Event(last, "Other numerics", "the replica that went on computes other bits", "wait")
-        )
+        events.append(Event(last, "Other numerics", "the next replica computes other bits", "wait"))
     if entry.ttft_ms is not None:
         events.append(Event(entry.ttft_ms, "First token"))
     events.append(_end(entry, story))
@@ -102,7 +100,7 @@ def _limits(limits: dict[str, int]) -> str:
     ]
     if (most := limits.get("output_tokens")) is not None:
         told.append(f"at most {most} tokens of output reserved")
-    return ", ".join(told) or "none hold for it"
+    return ", ".join(told) or "no limit applies"
 
 
 def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
@@ -132,12 +130,12 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
         text = f"{name}{output['num_chunks']} {word}: {sizes}{more} tokens"
         events.append(Event(placed + output["chunks"][0][0], "Prompt computed", text))
     for at in output["preempted_at"]:
-        text = f"{name}its blocks went to others; what was computed is computed again"
+        text = f"{name}its blocks were given to others; its tokens are computed again"
         events.append(Event(placed + at, "Preempted", text, "wait"))
     if output["drafts"]:
-        text = f"{name}{output['accepted']} of {output['drafts']} guessed tokens held"
+        text = f"{name}{output['accepted']} of {output['drafts']} draft tokens accepted"
         if output["drafted"]:
-            text += f", {output['drafted']:g} tokens a step with guesses"
+            text += f", {output['drafted']:g} tokens a step with drafts"
         events.append(Event(started + output["prefill_ms"], "Drafts", text))
     return events
 
@@ -151,7 +149,7 @@ def _ahead(ahead: dict[str, Any]) -> str:
         parts.append(f"{ahead['num_others']} of other tenants'")
     elif ahead["others"]:
         parts.append("other tenants' work")
-    return f", with {' and '.join(parts)} running or waiting" if parts else ", with nobody ahead"
+    return f", with {' and '.join(parts)} running or waiting" if parts else ", with nothing ahead"
 
 
 def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
@@ -159,7 +157,7 @@ def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
         title = "Refused" if entry.request_id.startswith("refused-") else "Failed"
         return Event(entry.duration_ms, title, story["message"], "failed")
     if entry.status == 499:
-        return Event(entry.duration_ms, "The client left", "", "failed")
+        return Event(entry.duration_ms, "The client disconnected", "", "failed")
     reason = REASONS.get(entry.finish_reason, entry.finish_reason)
     if entry.finish_reason == "stop" and is_pooled(story):
         reason = POOLED

@@ -65,7 +65,7 @@ class UsageForm(forms.Form):
         data = super().clean() or {}
         first, last = data.get("first"), data.get("last")
         if first and last and not timedelta(0) <= last - first <= LONGEST:
-            raise forms.ValidationError("Choose a year at most, the first day before the last.")
+            raise forms.ValidationError("Choose at most a year, the first day before the last.")
         return data
 
 

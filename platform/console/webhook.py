@@ -64,14 +64,14 @@ def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Tell nobody any more."""
     actions.delete_webhook(actor=request.user, tenant=tenant)
-    return {"text": "Nobody is told any more."}
+    return {"text": "No more events are sent."}
 
 
 @deed("webhook", show)
 def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """A test event."""
     actions.try_webhook(actor=request.user, tenant=tenant)
-    return {"text": "A test event is on its way: reload in a moment to see how it went."}
+    return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
 @deed("webhook", show)
@@ -79,4 +79,4 @@ def send_again(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """An event that was given up."""
     found = access_delivery(request.user, tenant, pk)
     actions.send_again(actor=request.user, delivery=found)
-    return {"text": "The event is on its way once more."}
+    return {"text": "The event is being sent again."}

@@ -67,7 +67,7 @@ def set_price(
     _check_name(model, access_catalog(actor))
     now = timezone.now()
     if valid_from is not None and valid_from < now - PAST:
-        raise InvalidRequest("valid_from must not lie in the past.", param="valid_from")
+        raise InvalidRequest("valid_from must not be in the past.", param="valid_from")
     given = (
         input_per_million,
         input_per_million if cached_per_million is None else cached_per_million,
@@ -96,7 +96,7 @@ def delete_price(*, actor: Actor | User, price: Price) -> None:
     actor = as_actor(actor)
     require_operator(actor)
     if price.valid_from <= timezone.now():
-        raise Conflict("This price has begun: set another one, which follows it.")
+        raise Conflict("This price is already in force: set a new one instead.")
     record(actor=actor, action="price.delete", target=price)
     price.delete()
     _announce()
@@ -154,7 +154,7 @@ def _check_name(model: str, served: QuerySet[ServedModel]) -> None:
     """Refuse a model's other name: what is asked under it is counted under the model's own."""
     for name, aliases in served.values_list("name", "aliases"):
         if model in aliases:
-            raise InvalidRequest(f"{model} is another name of {name}: take that.", param="model")
+            raise InvalidRequest(f"{model} is another name of {name}: use that one.", param="model")
 
 
 @transaction.atomic

@@ -340,7 +340,7 @@ def _spent(asked: _Asked, limit: Limit, wait: float) -> BudgetSpent:
         most.append(amount_text(limit.nanos).rstrip("0").rstrip("."))
     return BudgetSpent(
         f"This {limit.owner} of {' and '.join(most)} a {limit.period} has too little left for a "
-        f"prompt of {asked.prompt_tokens} tokens. It begins anew at "
+        f"prompt of {asked.prompt_tokens} tokens. It resets at "
         f"{moment_of(limit.end):%Y-%m-%d %H:%M} UTC.",
         retry_after=max(wait, 1.0),
     )

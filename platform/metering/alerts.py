@@ -63,7 +63,7 @@ def _mail(state: BudgetState) -> bool:
     subject = f"{state.percent:.0f} % of a budget of {state.budget.tenant.slug} is spent"
     text = (
         f"Of the budget ({state.budget}) {state.tokens:,} tokens and {amount_text(state.nanos)} "
-        f"{settings.QUIRE['CURRENCY']} are spent.\nIt begins anew at "
+        f"{settings.QUIRE['CURRENCY']} are spent.\nIt resets at "
         f"{state.end:%Y-%m-%d %H:%M} UTC; requests that it can't pay are refused until then.\n"
     )
     try:

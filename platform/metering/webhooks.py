@@ -66,7 +66,7 @@ def deliver(pk: int) -> WebhookDelivery | None:
     row = WebhookDelivery.objects.select_related("tenant").get(pk=pk)
     hook = Webhook.objects.filter(tenant=row.tenant).first()
     if hook is None or hook.url != row.url:
-        row.error, row.next_try_at = "The webhook was changed or taken away.", None
+        row.error, row.next_try_at = "The webhook was changed or removed.", None
     else:
         _send(row, hook)
     row.save(update_fields=["status", "error", "next_try_at", "delivered_at"])

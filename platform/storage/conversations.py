@@ -89,12 +89,12 @@ def checked(document: Any) -> dict[str, Any]:
     for turn in found.turns:
         if turn.id in known or turn.parent not in known:
             raise InvalidRequest(
-                f"Turn {turn.id[:64]!r} is there twice, or before the one that it follows.",
+                f"Turn {turn.id[:64]!r} occurs twice, or before the turn that it follows.",
                 param="document",
             )
         known.add(turn.id)
     if found.leaf not in known:
-        raise InvalidRequest("leaf names no turn.", param="document")
+        raise InvalidRequest("leaf isn't the id of a turn.", param="document")
     return dict(msgspec.to_builtins(found))
 
 

@@ -63,8 +63,8 @@ MISSING = Refusal(
 REVOKED = Refusal("This API key was revoked.")
 EXPIRED = Refusal("This API key has expired.")
 INACTIVE = Refusal("This tenant is switched off.", forbidden=True)
-NO_HOLDER = Refusal("Whoever holds this API key may not use it any more.")
-NO_MEMBER = Refusal("You are a member of no active tenant.", forbidden=True)
+NO_HOLDER = Refusal("The holder of this API key may no longer use it.")
+NO_MEMBER = Refusal("You are in no active tenant.", forbidden=True)
 
 _known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
 # Guesses have a place of their own: a flood of them can't push working keys out.

@@ -76,7 +76,7 @@ class QuireCommand(BaseCommand):
     def note_unknown_models(self, tenant: Tenant, names: Sequence[str]) -> None:
         """Name those that are called so by nobody: a slip of the pen, or models yet to come."""
         for name in unknown_models(tenant, names):
-            self.note(f"No model or adapter is called {name} today: it holds as soon as one is.")
+            self.note(f"No model or adapter is called {name} today: it applies as soon as one is.")
 
     def note(self, text: str) -> None:
         """Say something to the person, beside the output that a script may read."""
@@ -154,7 +154,7 @@ def find_member(tenant: Tenant, user: User) -> Membership:
     """The user's place in the tenant, or a `CommandError`."""
     found = Membership.objects.filter(tenant=tenant, user=user).first()
     if found is None:
-        raise CommandError(f"{user} is no member of {tenant}. See manage.py list_members.")
+        raise CommandError(f"{user} isn't a member of {tenant}. See manage.py list_members.")
     return found
 
 

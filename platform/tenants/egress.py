@@ -56,7 +56,7 @@ def check_url(url: str, *, param: str = "url") -> Target:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise InvalidRequest(f"{url[:100]!r} is no address.", param=param) from None
+        raise InvalidRequest(f"{url[:100]!r} isn't a valid address.", param=param) from None
     printable = url.isascii() and url.isprintable() and " " not in url
     if len(url) > MAX_URL_CHARS or not printable:
         raise InvalidRequest("An address is printable ASCII without spaces.", param=param)
@@ -79,7 +79,7 @@ def check_public(url: str, *, param: str = "url") -> Target:
     target = check_url(url, param=param)
     address = _in_numbers(target.host)
     if address is not None and not may_ask(address):
-        raise InvalidRequest(f"{target.host} lies in a private network.", param=param)
+        raise InvalidRequest(f"{target.host} is in a private network.", param=param)
     return target
 
 
@@ -137,7 +137,7 @@ def resolve(host: str, port: int) -> Address:
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     for address in addresses:
         if not may_ask(address):
-            raise EgressRefused(f"{host} lies in a private network: {address}.")
+            raise EgressRefused(f"{host} is in a private network: {address}.")
     return addresses[0]
 
 

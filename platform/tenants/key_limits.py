@@ -28,7 +28,7 @@ def check_endpoints(value: Any) -> None:
     """Paths such as `/v1/chat/completions`, each with all below it. Raises ValidationError."""
     for path in _texts(value):
         if not _PATH.fullmatch(path):
-            raise ValidationError(f"{path[:50]!r} is no path: use such as /v1/chat/completions.")
+            raise ValidationError(f"{path[:50]!r} isn't a path: use one like /v1/chat/completions.")
 
 
 def check_addresses(value: Any) -> None:
@@ -37,7 +37,7 @@ def check_addresses(value: Any) -> None:
         try:
             ipaddress.ip_network(text)
         except ValueError as error:
-            raise ValidationError(f"{text[:50]!r} is no address range: {error}.") from error
+            raise ValidationError(f"{text[:50]!r} isn't an address range: {error}.") from error
 
 
 def check_zone(value: str) -> None:
@@ -48,7 +48,7 @@ def check_zone(value: str) -> None:
         ZoneInfo(value)
     except (KeyError, ValueError, OSError) as error:
         raise ValidationError(
-            f"{value[:50]!r} is no time zone: use such as Europe/Berlin."
+            f"{value[:50]!r} isn't a time zone: use one like Europe/Berlin."
         ) from error
 
 

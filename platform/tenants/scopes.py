@@ -19,7 +19,7 @@ def check_scopes(scopes: object) -> list[str]:
     for scope in scopes:
         if not isinstance(scope, str) or scope not in ALL:
             known = ", ".join(sorted(ALL))
-            raise InvalidRequest(f"{scope!r} is no scope; there are {known}.", param="scopes")
+            raise InvalidRequest(f"{scope!r} isn't a scope. Scopes are {known}.", param="scopes")
     return sorted(set(scopes))
 
 

@@ -74,14 +74,14 @@ def test_each_role_sees_what_it_may_do(login: Login, tone: AdapterVersion) -> No
 
 def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion) -> None:
     ada = login("ada")
-    assert "version 1 answers now" in do(ada, tone, "promote", version="1", percent="100")
+    assert "version 1 is live" in do(ada, tone, "promote", version="1", percent="100")
     second = ready(SYSTEM, tone.adapter.tenant, tone.adapter.served_model, seed=2)
     told = do(ada, tone, "promote", version="2", percent="10", alias="tone")
-    assert "version 2 gets 10 % of the requests now" in told
+    assert "version 2 now gets 10 % of the requests" in told
     assert 'class="split-canary" x="90" width="10"' in told
     assert "version 1 answers all requests again" in do(ada, tone, "rollback", alias="tone")
     assert "tone-next: version 2" in do(ada, tone, "promote", version="2", new_alias="tone-next")
-    assert "is no name of this" in do(ada, tone, "alias/delete", alias="tone-next")
+    assert "is no longer a name of this" in do(ada, tone, "alias/delete", alias="tone-next")
     assert "is offline" in do(ada, tone, "offline")
     assert "is retired" in do(ada, tone, "versions/2", deed="retire")
     assert "is deleted with all" in do(ada, tone, "delete")

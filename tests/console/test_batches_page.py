@@ -48,7 +48,7 @@ def test_a_file_becomes_a_batch_that_is_cancelled(login: Login, sent: list[str])
     file = StoredFile.objects.get()
     assert file.expires_at is not None
     page = ada.get("/console/files/").content.decode()
-    assert "in.jsonl is kept as" in page
+    assert "in.jsonl is uploaded as" in page
     got = ada.get(f"/console/files/{file.public_id}/?tenant=acme")
     assert b"".join(got.streaming_content) == LINE
     assert got["Content-Disposition"].startswith("attachment")
@@ -114,7 +114,7 @@ def test_strangers_find_nothing_and_viewers_only_look(login: Login) -> None:
     vera = login("vera")
     for path in paths:
         assert vera.get(f"{path}?tenant=acme").status_code == 200
-    assert "Make a batch" not in vera.get("/console/batches/").content.decode()
+    assert "Create a batch" not in vera.get("/console/batches/").content.decode()
     assert upload(vera).status_code == 403
     assert vera.post("/console/batches/add/?tenant=acme", form).status_code == 403
     assert vera.post(f"{paths[1]}cancel/?tenant=acme").status_code == 403

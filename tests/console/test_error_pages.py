@@ -63,7 +63,7 @@ def test_a_stale_form_is_explained(rows: None) -> None:
     client = Client(enforce_csrf_checks=True)
     response = client.post("/login/", {"login": "ada", "password": "x"})
     assert response.status_code == 403
-    assert "This form has gone stale" in response.content.decode()
+    assert "This form has expired" in response.content.decode()
     assert "Content-Security-Policy" in response
 
 
@@ -82,7 +82,7 @@ def test_a_host_that_is_not_ours_is_told_which_setting_names_them(
     ("view", "status", "words"),
     [
         (lambda r: defaults.permission_denied(r, PermissionDenied()), 403, "Permission denied"),
-        (lambda r: defaults.bad_request(r, SuspiciousOperation()), 400, "made no sense"),
+        (lambda r: defaults.bad_request(r, SuspiciousOperation()), 400, "Bad request"),
         (defaults.server_error, 500, "Something broke"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_models_page_and_the_api_ask_when_they_are_asked(
     model = ServedModel.objects.create(name="tiny", source=REPOSITORY, settings=cache)
     root = login("root")
     page = root.get(f"/console/models/{model.pk}/").content.decode()
-    assert "asks the hub how much they are" in page
+    assert "asks the hub for their size" in page
     assert hub.asked == []
     told = root.get(f"/console/models/{model.pk}/?hub=yes&sequences=2").content.decode()
     assert "To download" in told

@@ -133,7 +133,7 @@ def test_members_see_their_own_keys_and_admins_all(login: Login) -> None:
 def test_viewers_can_make_none_and_are_told(login: Login) -> None:
     join("nobody", Role.VIEWER)
     client = login("nobody")
-    assert "Viewers make no keys" in client.get(PAGE).content.decode()
+    assert "Viewers can't create keys" in client.get(PAGE).content.decode()
     refused = client.post(PAGE, NEW)
     assert refused.status_code == 403
     assert "Nothing was changed" in refused.content.decode()

@@ -64,7 +64,7 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
         ("max_model_len", "many", "whole number"),
         ("kept_seats_fraction", "0.9", "[0.0, 0.5]"),
         ("block_size", "17", "one of 4, 8"),
-        ("enable_lora", "perhaps", "on or off"),
+        ("enable_lora", "perhaps", "Choose on, off"),
         ("load_format", "gguf", "one of"),
         ("device", "quantum", "quantum"),
         ("cudagraph_capture_sizes", "1, x", "whole number"),

@@ -100,7 +100,7 @@ def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
     sent |= {"s.max_model_len": "512", "s.quantization": "int8"}
     looked = root.post("/console/models/add/", {**sent, "look": "1"})
     assert "About" not in looked.content.decode()
-    assert "What it would need" in looked.content.decode()
+    assert "Memory that it needs" in looked.content.decode()
     assert not ServedModel.objects.filter(name="tiny").exists()
     done = root.post("/console/models/add/", sent)
     made = ServedModel.objects.get(name="tiny")
@@ -111,7 +111,7 @@ def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
     assert AuditEntry.objects.get(action="model.load", target_id=made.pk).actor_label == "root"
     again = root.post("/console/models/add/", sent)
     assert again.status_code == 400
-    assert "a model of this name already" in again.content.decode()
+    assert "A model with this name exists already" in again.content.decode()
 
 
 def test_what_is_wrong_stands_at_its_field_and_what_was_typed_stays(
@@ -196,7 +196,7 @@ def test_why_a_replica_ended_is_told(login: Login, quill: ServedModel) -> None:
     )
     page = login("root").get(f"/console/models/{quill.pk}/").content.decode()
     assert "there isn&#x27;t enough memory" in page
-    assert "Started anew 3 times: the replica was killed by SIGKILL." in page
+    assert "Restarted 3 times: the replica was killed by SIGKILL." in page
     assert "enough memory" in login("root").get("/console/models/").content.decode()
     assert "enough memory" not in login("ada").get("/console/models/").content.decode()
 

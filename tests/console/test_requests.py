@@ -129,7 +129,7 @@ def test_any_id_leads_to_the_request(login: Login, requests: None) -> None:
         assert answer["Location"] == "/console/requests/chatcmpl-acme/"
     assert ada.get("/api/requests/theirs-1/").json()["id"] == "chatcmpl-acme"
     assert ada.get("/api/requests/chatcmpl-acme~2/").json()["id"] == "chatcmpl-acme"
-    assert "No request fits" in ada.get("/console/requests/?id=nothing").content.decode()
+    assert "No request matches" in ada.get("/console/requests/?id=nothing").content.decode()
 
 
 def test_requests_are_narrowed(login: Login, requests: None) -> None:
@@ -156,11 +156,11 @@ def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
         "59 of 60 requests a minute left",
         "2 of this tenant&#x27;s own and other tenants&#x27; work running or waiting",
         "/console/requests/chatcmpl-before/",
-        "what it shares was evicted",
+        "the prefix that it shares was evicted",
         "2 chunks: 512 + 90 tokens",
         "r1: its replica died",
         "computes other bits",
-        "20 of 30 guessed tokens held, 3.5 tokens a step with guesses",
+        "20 of 30 draft tokens accepted, 3.5 tokens a step with drafts",
         "Preempted",
         "2 in, 1 cached, 4 out",
     ):
@@ -189,7 +189,7 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
     fields = {"endpoint": "embeddings", "finish_reason": "stop", "status": 200}
     make("embeddings-1", "acme", note, **fields)
     page = login("ada").get("/console/requests/embeddings-1/").content.decode()
-    for text in ("prompt 1: 1 chunk", "its vectors, labels or scores were there", "dimensions"):
+    for text in ("prompt 1: 1 chunk", "its vectors, labels or scores were ready", "dimensions"):
         assert text in page, text
     for text in ("First token", "stop string", "tokens so far", "output 0"):
         assert text not in page, text
@@ -230,7 +230,7 @@ def test_owners_alone_turn_storing_on_and_it_is_in_the_audit_log(
     answer = client.post("/console/requests/store/", values)
     assert Tenant.objects.get(slug="acme").store_prompts == may
     page = client.get("/console/requests/").content.decode()
-    assert ("Keep them" in page) == may
+    assert ("keeping them" in page) == may
     if may:
         assert answer.status_code == 302
         assert "prompts and answers are kept" in page

@@ -89,7 +89,7 @@ def test_fault_45_the_sum_of_reserves_stands_beside_the_field(people: Login) -> 
     Tenant.objects.filter(slug="rival").update(kv_reserved_fraction=0.6)
     root = people("root")
     page = root.get("/console/tenants/acme/").content.decode()
-    assert "The others reserve 60 %; of 90 % that may be reserved 30 % are left" in page
+    assert "Other tenants reserve 60 % of at most 90 %: 30 % are left" in page
     refused = root.post("/console/tenants/acme/limits/", FORM)
     assert refused.status_code == 400
     html = refused.content.decode()
@@ -133,7 +133,7 @@ def test_a_members_history_names_nobody_else(samples: None, people: Login) -> No
     ada = people("ada")
     assert ada.get("/console/api/history?by=tenant").status_code == 404
     assert service(ada) == ({"Acme": 100}, False)  # the others' would be Rival's
-    assert "how much is not told" in ada.get("/console/fairness/?range=5m").content.decode()
+    assert "its tokens aren't shown" in ada.get("/console/fairness/?range=5m").content.decode()
     third = actions.create_tenant(actor=SYSTEM, name="Third")
     start = known_until() - 10
     TrafficSample.objects.create(

@@ -12,9 +12,9 @@ PATH = Path(__file__).parents[2] / "docs" / "features.md"
 HEAD = """\
 # Features together
 
-Which features can be combined: every one with every other. A ✓ says that the two work together; a
-number leads to the reason why they can't be combined, which is the product's own error message. The
-page is written by a run of tests, and tests check each cell against it:
+Which features can be combined, for each pair. A ✓ says that the two work together. A number leads
+to the reason why they can't be combined, mostly the product's own error message. A run of tests
+writes this page, and tests check each cell:
 
 ```
 python -m tests.features --write
@@ -23,23 +23,24 @@ python -m tests.features --write
 Six requests (prompts of 18 to 60 tokens, two greedy, four sampled with seeds, every second one with
 the feature) go through engines with tiny random models. A ✓ means:
 
-- Features that only change how a result is computed (prefix cache, chunks, preemption, failover,
-  sleep, async scheduling, several replicas, speculation, draft model, heads) were used in the run,
-  and tokens, log probabilities, vectors and finish reasons are those of a run without them, *to the
-  bit*; if the model keeps a state, the tokens are.
-- Each of the others keeps its rule in [laws.py](../tests/features/laws.py): answers follow their
-  schema; tool calls are the same from deltas as from the whole text; reasoning ends at its budget;
-  log probabilities are those that the same tokens have in a prompt; each of `n` outputs is what a
-  request of its own gets; beams have the model's own scores; a cap holds to the token; a request
-  with an adapter gets what the merged model gives, and one beside it without what the base gives;
-  the bridge gives what the native decoder gives; models, formats and caches give a request what it
-  gets alone.
+- Some features only change how a result is computed: prefix cache, chunks, preemption, failover,
+  sleep, async scheduling, several replicas, speculation, draft model, heads. They were used in the
+  run, and tokens, log probabilities, vectors and finish reasons equal those of a run without them,
+  *to the bit*. If the model keeps a state, only the tokens must be equal.
+- Each other feature keeps its rule in [laws.py](../tests/features/laws.py). Answers follow their
+  schema. Tool calls are the same from deltas as from the whole text. Reasoning ends at its budget.
+  Log probabilities equal those of the same tokens in a prompt. Each of `n` outputs equals that of
+  a request of its own. Beams have the model's own scores. A token cap ends the output at exactly
+  that token. A request with an adapter gets what the merged model gives; one beside it without an
+  adapter gets what the base gives. The bridge gives what the native decoder gives. With any model,
+  weight format and cache, a request gets what it gets alone.
 
 How each is tested: failover and several replicas are engines in one process, one of which is lost
 with its streams (`manage.py chaos --kills 40` kills processes). Quantised weights and narrow caches
-are int8. Windows are in every second layer, states are LFM2's, the bridge runs Llama, pooling
-takes vectors from Llama. Speculation's drafts are mostly right; the draft model is the model itself
-with slightly different weights; heads are EAGLE's, trained on the requests' outputs.
+are int8. Every second layer has a window; the model with states is LFM2; the bridge runs Llama;
+pooling takes vectors from Llama. Speculation's drafts are mostly right; the draft model is the
+model itself with slightly different weights; the heads are EAGLE's, trained on the requests'
+outputs.
 
 """
 

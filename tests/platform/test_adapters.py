@@ -136,7 +136,7 @@ def test_roles(world: World) -> None:
         added(world.outsider, world.acme, model)
     with pytest.raises(PermissionDenied):
         added(world.owner, None, model)
-    with pytest.raises(PermissionDenied, match="Admins take adapters live"):
+    with pytest.raises(PermissionDenied, match="Only admins make adapters live"):
         added(world.member, world.acme, model, promote=True)
     version = checked(world.member, world.acme, model)
     for name, wanted in (("member", PermissionDenied), ("outsider", NotFound)):

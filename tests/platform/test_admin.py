@@ -132,7 +132,7 @@ def test_a_bad_key_form_says_what_is_wrong(site: Client, world: World) -> None:
     page = site.post(
         url(ApiKey, "add"), {"tenant": world.acme.pk, "scopes": ["inference"], **past}, follow=True
     )
-    assert "expires_at must lie in the future" in page.content.decode().lower()
+    assert "expires_at must be in the future" in page.content.decode().lower()
     assert ApiKey.objects.count() == 2
 
 
@@ -418,7 +418,7 @@ def test_prices_and_budgets_are_set_in_the_admin_through_the_actions(
     site.post(url(Price, "add"), price)
     later = Price.objects.get()
     page = site.post(url(Price, "add"), {**price, "valid_from_0": "2020-01-01"}, follow=True)
-    assert "must not lie in the past" in page.content.decode()
+    assert "must not be in the past" in page.content.decode()
     site.post(url(Price, "delete", later.pk), {"post": "yes"})
     assert not Price.objects.exists()
     budget = {"tenant": world.acme.pk, "period": "day", "tokens": "7", "alert_percent": "80"}
@@ -451,7 +451,7 @@ def test_a_list_without_rows_says_why(site: Client, world: World) -> None:
     page = site.get(url(ServedModel, "changelist")).content.decode()
     assert "No served model yet." in page
     assert "Add the first one." in page
-    assert "they come with use" in site.get(url(UsageEntry, "changelist")).content.decode()
+    assert "Quire adds these itself" in site.get(url(UsageEntry, "changelist")).content.decode()
     page = site.get(url(Tenant, "changelist"), {"q": "nothing-like-this"}).content.decode()
-    assert "No tenant fits." in page
+    assert "No tenant matches." in page
     assert "No tenant" not in site.get(url(Tenant, "changelist")).content.decode()

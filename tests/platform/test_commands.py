@@ -103,7 +103,7 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_tenant", "X", "--weight", "-3"), "weight"),
         (("create_tenant", "你好"), "give one as slug"),
         (("create_key", "--tenant", "nope"), "Tenants: acme, rival"),
-        (("create_key", "--tenant", "acme", "--scopes", "root"), "'root' is no scope"),
+        (("create_key", "--tenant", "acme", "--scopes", "root"), "'root' isn't a scope"),
         (("create_key", "--tenant", "acme", "--expires", "soon"), "use 90d"),
         (("create_key", "--tenant", "acme", "--expires", "2020-01-01"), "in the future"),
         (("revoke_key", "sk-quire-0000000000"), "There is no key"),
@@ -497,7 +497,10 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
     assert [row.split()[4:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
     coming, begun = (row.split()[0] for row in rows[1:])
     assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
-    for number, problem in ((coming, "There is no price"), (begun, "This price has begun")):
+    for number, problem in (
+        (coming, "There is no price"),
+        (begun, "This price is already in force"),
+    ):
         with pytest.raises(CommandError, match=problem):
             run("delete_price", number)
     with pytest.raises(CommandError, match="input_per_million must be a decimal"):
@@ -540,5 +543,5 @@ def test_a_key_is_narrowed_by_models_endpoints_and_addresses(world: World) -> No
     run("update_tenant", "acme", "--time-zone", "Europe/Berlin", "--max-running-requests", "4")
     world.acme.refresh_from_db()
     assert (world.acme.time_zone, world.acme.max_running_requests) == ("Europe/Berlin", 4)
-    with pytest.raises(CommandError, match="is no time zone"):
+    with pytest.raises(CommandError, match="isn't a time zone"):
         run("update_tenant", "acme", "--time-zone", "Moon/Tranquility")

@@ -180,7 +180,7 @@ def test_owners_and_operators_alone_take_along_and_erase(
 
 def test_an_owners_key_neither_takes_along_nor_erases(world: World) -> None:
     made = actions.create_key(actor=world.owner, tenant=world.acme, scopes=["tenant:admin"])
-    with pytest.raises(PermissionDenied, match="in person"):
+    with pytest.raises(PermissionDenied, match="Only an owner who is logged in"):
         actions.begin_export(actor=key_actor(made.key), tenant=world.acme)
 
 

@@ -55,7 +55,7 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
     ("words", "said"),
     [
         (("--url", "http://127.0.0.1:9"), "can't be reached"),
-        (("--url", "http://x", "--model", "m"), "exclude each other"),
+        (("--url", "http://x", "--model", "m"), "can't be used together"),
         (("--concurrency", "0"), "--concurrency must be in"),
     ],
 )

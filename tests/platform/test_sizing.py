@@ -117,7 +117,7 @@ def test_a_config_that_says_nothing_has_no_shape() -> None:
 def test_unsound_weights_are_refused(tmp_path: Path, weights: bytes) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "model.safetensors").write_bytes(weights)
-    with pytest.raises(InvalidRequest, match="no sound safetensors"):
+    with pytest.raises(InvalidRequest, match="isn't a valid safetensors"):
         read_checkpoint(tmp_path)
 
 

@@ -88,7 +88,7 @@ class StreamOptions(BaseModel):
     @model_validator(mode="after")
     def _known(self) -> Self:
         for name in self.model_extra or {}:
-            raise ValueError(f"'{name}' is no stream option.")
+            raise ValueError(f"'{name}' isn't a stream option.")
         if self.include_obfuscation:
             raise ValueError("include_obfuscation is not supported.")
         return self

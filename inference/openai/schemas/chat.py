@@ -28,7 +28,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(SamplingFields):
-    """A chat to go on with."""
+    """A chat to answer."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "prompt_embeds": ()}
 
@@ -99,13 +99,13 @@ class ChatRequest(SamplingFields):
         allowed = gateway_settings().request_chat_templates
         if self.chat_template is not None and not allowed:
             raise UnsupportedField(
-                "This server takes no chat templates from requests.", param="chat_template"
+                "This server accepts no chat templates from requests.", param="chat_template"
             )
         check_template_kwargs(self.chat_template_kwargs or {})
         if self.continue_final_message and self.add_generation_prompt:
             if "add_generation_prompt" in self.model_fields_set:
                 raise InvalidRequest(
-                    "continue_final_message and add_generation_prompt exclude each other.",
+                    "continue_final_message and add_generation_prompt can't be used together.",
                     param="continue_final_message",
                 )
             self.add_generation_prompt = False
@@ -216,7 +216,7 @@ class ChatRequest(SamplingFields):
 
 
 class ChatBatchRequest(ChatRequest):
-    """Several chats to go on with, all with the same settings: what the batch endpoint describes.
+    """Several chats to answer, all with the same settings: what the batch endpoint describes.
 
     Each conversation is checked as a `ChatRequest` of its own.
     """

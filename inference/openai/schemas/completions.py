@@ -67,7 +67,7 @@ class CompletionRequest(SamplingFields):
         limit = gateway_settings().max_choices
         if choices > limit:
             raise InvalidRequest(
-                f"A request may ask for {limit} outputs at most, of all its prompts together.",
+                f"A request may ask for at most {limit} outputs, over all its prompts.",
                 param=name,
             )
 
@@ -83,7 +83,9 @@ class CompletionRequest(SamplingFields):
             )
         for name in WITH_TOKENS_ONLY if found else ():
             if getattr(self, name):
-                raise InvalidRequest(f"prompt_embeds and {name} exclude each other.", param=name)
+                raise InvalidRequest(
+                    f"prompt_embeds and {name} can't be used together.", param=name
+                )
         return found
 
     def _check_suffix(self) -> None:
@@ -91,7 +93,7 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest("suffix needs a prompt that is text.", param="suffix")
         for name in ("echo", "truncate_prompt_tokens"):
             if getattr(self, name):
-                raise InvalidRequest(f"suffix and {name} exclude each other.", param=name)
+                raise InvalidRequest(f"suffix and {name} can't be used together.", param=name)
 
     _prompts: list[Prompt] = []
     _embeds: list[str] = []

@@ -151,9 +151,9 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     if wrong:
         shown = ", ".join(repr(key[:50]) for key in wrong[:5])
         raise InvalidRequest(
-            f"logit_bias has the keys {shown}, which are no token ids."
+            f"logit_bias has the keys {shown}, which aren't token ids."
             if len(wrong) > 1
-            else f"logit_bias has the key {shown}, which is no token id.",
+            else f"logit_bias has the key {shown}, which isn't a token id.",
             param="logit_bias",
         )
     return {int(key): bias for key, bias in given.items()}

@@ -238,7 +238,9 @@ def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:
     models = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     taken = models.filter(Q(name=name)).exists()
     if taken or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
-        raise Conflict(f"{name} is what a model is called: give the adapter another.", param=param)
+        raise Conflict(
+            f"{name} is the name of a model: give the adapter another name.", param=param
+        )
 
 
 def _adapter(
@@ -271,7 +273,7 @@ def _version(
         check_promoter(actor, adapter)
     same = adapter.versions.filter(digest=digest).first() if digest else None
     if same is not None:
-        raise Conflict(f"Version {same.number} of {adapter} has this very content.")
+        raise Conflict(f"Version {same.number} of {adapter} has exactly this content.")
     last = adapter.versions.aggregate(last=Max("number"))["last"] or 0
     version = AdapterVersion(
         adapter=adapter,
@@ -293,7 +295,7 @@ def check_promoter(actor: Actor, adapter: Adapter) -> None:
         require(actor, adapter.tenant, Role.ADMIN)
     except PermissionDenied as error:
         raise PermissionDenied(
-            "Admins take adapters live: leave `promote` out, and ask one of them.", param="promote"
+            "Only admins make adapters live: leave out `promote` and ask an admin.", param="promote"
         ) from error
 
 

@@ -49,7 +49,7 @@ def promote(
         found.canary, found.canary_percent = None, 0
     elif found.version_id in (None, version.pk):
         raise InvalidRequest(
-            "There is no other version that the rest could go to: promote this one for all.",
+            "No other version is live for the rest of the requests: promote this one for all.",
             param="percent",
         )
     else:

@@ -58,7 +58,7 @@ def begin_upload(
             raise InvalidRequest(f"{file[:100]} must have at least 1 byte.", param="files")
     room.check(tenant, sum(sizes.values()))
     if AdapterUpload.objects.filter(tenant=tenant).count() >= MAX_OPEN:
-        raise Conflict(f"{MAX_OPEN} uploads are open: finish or give up one of them.")
+        raise Conflict(f"{MAX_OPEN} uploads are open: finish or cancel one of them.")
     upload = AdapterUpload(
         public_id=new_id("upload-"),
         tenant=tenant,

@@ -65,7 +65,7 @@ def load(request: HttpRequest, model: ServedModel) -> str:
 def unload(request: HttpRequest, model: ServedModel) -> str:
     """Let its replicas finish, then end."""
     actions.unload_model(actor=request.user, model=model)
-    return f"{model.name} drains: its replicas finish what they have, then end."
+    return f"{model.name} drains: its replicas finish their requests, then stop."
 
 
 @deed
@@ -75,14 +75,14 @@ def sleep(request: HttpRequest, model: ServedModel) -> str:
     if level not in ("1", "2"):
         raise InvalidRequest("level must be 1 or 2.", param="level")
     actions.sleep_model(actor=request.user, model=model, level=int(level))
-    return f"{model.name} is sent to sleep."
+    return f"{model.name} is going to sleep."
 
 
 @deed
 def wake(request: HttpRequest, model: ServedModel) -> str:
     """Take its memory again."""
     actions.wake_model(actor=request.user, model=model)
-    return f"{model.name} is being woken up."
+    return f"{model.name} is waking up."
 
 
 @deed
@@ -90,7 +90,7 @@ def delete(request: HttpRequest, model: ServedModel) -> str:
     """Out of the catalogue."""
     name = model.name
     actions.delete_model(actor=request.user, model=model)
-    return f"{name} is no model of the catalogue any more. Its files are where they were."
+    return f"{name} is removed from the catalogue. Its files are kept."
 
 
 @deed
@@ -101,7 +101,7 @@ def restart(request: HttpRequest, model: ServedModel) -> str:
     if replica is None:
         raise NotFound("There is no such replica.", param="replica")
     actions.drain_replica(actor=request.user, replica=replica)
-    return f"{replica.replica_id} finishes what it has and starts anew."
+    return f"{replica.replica_id} finishes its requests and restarts."
 
 
 @recent_authentication_required
@@ -143,7 +143,7 @@ def _form(request: HttpRequest, model: ServedModel | None) -> HttpResponse:
     loading = model is None or saved.desired_state == "loaded"
     text = "is being loaded." if model is None else "is changed."
     if model is not None and loading:
-        text = "is changed. Replicas whose settings changed start anew, one at a time."
+        text = "is changed. Replicas with changed settings restart, one at a time."
     keep(request, text=f"{saved.name} {text}")
     return redirect(reverse("model", args=[saved.pk]))
 

@@ -16,11 +16,11 @@ from tenants.models import Tenant, User
 #: (field, label, help, most). Whole numbers.
 NUMBERS = (
     ("num_replicas", "Replicas", "On each node that runs it, 1 to 64.", 64),
-    ("num_spares", "Spares", "Loaded and waiting: the first takes over at once.", 64),
+    ("num_spares", "Spares", "Loaded and waiting, to take over when no other replica serves.", 64),
     (
         "idle_minutes",
-        "Unload after idle minutes",
-        "It starts again with the next request. 0: it stays.",
+        "Unload after minutes without requests",
+        "The next request loads it again. 0: never.",
         43_200,
     ),
 )
@@ -115,9 +115,9 @@ class ModelForm:
             if not (text.isascii() and text.isdigit() and int(text[:9]) <= most):
                 self.errors[name] = f"{label} must be a whole number up to {most}."
         if not self.values["source"]:
-            self.errors["source"] = "Name a folder, a GGUF file or a model of the hub."
+            self.errors["source"] = "Enter a folder, a GGUF file or a model on the hub."
         if not self.values["name"]:
-            self.errors["name"] = "Say what clients shall call it."
+            self.errors["name"] = "Enter a name for clients."
 
     @transaction.atomic
     def save(self, user: User, model: ServedModel | None) -> ServedModel:
@@ -132,7 +132,7 @@ class ModelForm:
         }
         if model is None:
             if ServedModel.objects.filter(name=self.values["name"]).exists():
-                raise InvalidRequest("There is a model of this name already.", param="name")
+                raise InvalidRequest("A model with this name exists already.", param="name")
             saved = actions.load_model(actor=user, name=self.values["name"], **columns)
         else:
             saved = actions.update_model(actor=user, model=model, **columns)

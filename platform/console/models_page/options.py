@@ -243,7 +243,7 @@ def _read(option: Option, sent: QueryDict) -> Any:
         return None
     if option.kind == "switch":
         if text not in ("on", "off"):
-            raise ValueError("It's on or off.")
+            raise ValueError("Choose on, off or default.")
         return text == "on"
     if option.kind == "numbers":
         return [_number(word, whole=True) for word in text.replace(",", " ").split()]

@@ -60,7 +60,7 @@ class RecentSession(BasePermission):
             return True
         if not recently_authenticated(request):
             raise PermissionDenied(
-                "Prove who you are again, at /account/reauthenticate/.",
+                "This needs a recent login: confirm it's you at /account/reauthenticate/.",
                 code="recent_authentication_required",
             )
         return True

@@ -54,7 +54,7 @@ class Blocks(ManagementViewSet):
 
 
 class ProofSerializer(serializers.Serializer):
-    """Who asks first, who asks the same then; without `other` a namespace that is nobody's."""
+    """Who asks first, who asks the same then; without `other` an unused namespace."""
 
     tenant = serializers.CharField(max_length=63)
     other = serializers.CharField(max_length=63, required=False, allow_blank=True, default="")

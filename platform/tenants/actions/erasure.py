@@ -92,5 +92,5 @@ def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
     actor = as_actor(actor)
     require_role(actor, tenant, Role.OWNER)
     if actor.key is not None and not actor.is_operator:
-        raise PermissionDenied("An owner does this in person, not by a key.")
+        raise PermissionDenied("Only an owner who is logged in may do this, not a key.")
     return actor

@@ -89,7 +89,7 @@ def find_invitation(token: str) -> Invitation:
     rows = Invitation.objects.select_related("tenant", "created_by")
     found = rows.filter(digest=_digest(token)).first()
     if found is None or found.state() != "open" or not _still_backed(found):
-        raise NotFound("This invitation doesn't exist, was used, or has ended.")
+        raise NotFound("This invitation doesn't exist, was used, or has expired.")
     return found
 
 
@@ -101,7 +101,7 @@ def accept_invitation(*, user: User, token: str) -> Invitation:
     """
     invitation = _locked(pk=find_invitation(token).pk)
     if invitation.state() != "open":
-        raise NotFound("This invitation doesn't exist, was used, or has ended.")
+        raise NotFound("This invitation doesn't exist, was used, or has expired.")
     inviter = Actor(f"invitation by {invitation.created_by or 'a command'}")
     add_member(actor=inviter, tenant=invitation.tenant, user=user, role=invitation.role)
     invitation.accepted_at, invitation.accepted_by = timezone.now(), user

@@ -67,7 +67,7 @@ def create_key(
     if not tenant.active:
         raise Conflict(f"The tenant {tenant.slug} is switched off.")
     if expires_at is not None and expires_at <= timezone.now():
-        raise InvalidRequest("expires_at must lie in the future.", param="expires_at")
+        raise InvalidRequest("expires_at must be in the future.", param="expires_at")
     if secret is None:
         public_id = secrets.new_public_id()
         secret = secrets.new_key(public_id)
@@ -118,13 +118,17 @@ def _check_rights(
         require_role(actor, tenant, Role.ADMIN)
     missing = set(scopes).difference(scopes if actor.key is None else actor.key.scopes)
     if missing and not actor.is_operator:
-        raise PermissionDenied(f"A key can't give what it hasn't: {', '.join(sorted(missing))}.")
+        raise PermissionDenied(
+            f"This key can't give scopes that it lacks: {', '.join(sorted(missing))}."
+        )
     if account is None:
         return
     if account.tenant_id != tenant.pk:
         raise NotFound("There is no such service account.")
     if known_scopes.OPERATOR in scopes:
-        raise PermissionDenied("A service account belongs to a tenant: it is no operator.")
+        raise PermissionDenied(
+            "A service account belongs to a tenant: it can't have operator rights."
+        )
     if not account.active:
         raise Conflict(f"The service account {account} is switched off.")
     require_rank(actor, tenant, Role(account.role))
@@ -137,14 +141,18 @@ def _within_the_actors_key(actor: Actor, key: ApiKey) -> None:
     for name in ("allowed_models", "endpoints", "addresses"):
         own, wanted = getattr(actor.key, name), getattr(key, name)
         if own and (not wanted or not set(wanted) <= set(own)):
-            raise PermissionDenied(f"A key can't give more than it has: {name} {', '.join(own)}.")
+            raise PermissionDenied(
+                f"A new key may have at most this key's {name}: {', '.join(own)}."
+            )
     for name in AMOUNTS:
         own, wanted = getattr(actor.key, name), getattr(key, name)
         if own and not (wanted and wanted <= own):
-            raise PermissionDenied(f"A key can't give more than it has: {name} {own}.")
+            raise PermissionDenied(f"A new key may have at most this key's {name}: {own}.")
     end = actor.key.expires_at
     if end is not None and (key.expires_at is None or key.expires_at > end):
-        raise PermissionDenied(f"A key can't outlive the one that makes it: until {end:%F %R} UTC.")
+        raise PermissionDenied(
+            f"A new key must expire with this one at the latest: {end:%F %R} UTC."
+        )
 
 
 @transaction.atomic

@@ -102,7 +102,7 @@ def _locked(membership: Membership) -> Membership:
     Tenant.objects.select_for_update().get(pk=membership.tenant_id)
     found = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
     if found is None:
-        raise NotFound("This membership is gone.")
+        raise NotFound("This membership no longer exists.")
     return found
 
 

@@ -8,5 +8,5 @@ def check_role(role: str) -> Role:
     """The role called so. Raises `InvalidRequest`."""
     if role not in Role.values:
         known = ", ".join(Role.values)
-        raise InvalidRequest(f"{role!r} is no role; there are {known}.", param="role")
+        raise InvalidRequest(f"{role!r} isn't a role. Roles are {known}.", param="role")
     return Role(role)

@@ -50,7 +50,9 @@ def create_tenant(
     actor = as_actor(actor)
     require_operator(actor)
     if unknown := set(limits).difference(LIMITS, OWN):
-        raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
+        raise InvalidRequest(
+            f"There is no tenant setting {sorted(unknown)[0]}.", param=sorted(unknown)[0]
+        )
     slug = slug or slugify(name)[:63]
     if name and not slug:
         raise InvalidRequest(

@@ -47,7 +47,7 @@ def test_the_playground_with_an_answer_an_error_and_its_settings(
 
 def test_a_key_is_made_with_the_keyboard_alone(open_page: Open) -> None:
     page = open_page("/console/keys/")
-    page.get_by_label("What it is for").focus()
+    page.get_by_label("Name", exact=True).focus()
     page.keyboard.type("by keyboard")
     page.keyboard.press("Enter")
     secret = page.get_by_label("The key", exact=True)

@@ -107,7 +107,7 @@ def read_what_promoting_says(open_page: Open, number: int) -> None:
         pass
     (sent,) = held
     sent.continue_()
-    expect(page.locator(".notice")).to_contain_text("version 1 answers now")
+    expect(page.locator(".notice")).to_contain_text("version 1 is live")
 
 
 def test_a_folder_is_dropped(open_page: Open, tmp_path: Path) -> None:

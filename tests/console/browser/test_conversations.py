@@ -41,7 +41,7 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
     expect(playground.answers.first.locator(".prose")).to_contain_text("my heron")
     history = drawer(page)
     history.get_by_label("Search").fill("heron nowhere")
-    expect(history.get_by_text("Nothing was found.")).to_be_visible()
+    expect(history.get_by_text("Nothing found.")).to_be_visible()
     history.get_by_label("Search").fill("HERON")
     history.get_by_role("button", name="Rename Where is Lisbon").click()
     history.get_by_label("Title").fill("A heron's question")
@@ -70,7 +70,7 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     history = drawer(page)
     history.get_by_label("Search").fill("otter")
     history.get_by_role("button", name="Share For my colleagues").click()
-    expect(history.get_by_role("status")).to_contain_text("may read it")
+    expect(history.get_by_role("status")).to_contain_text("can read it")
     olga.goto(server.url + where)
     expect(olga.get_by_text("There is no such conversation.")).to_be_visible()
     root.goto(server.url + where)  # who runs the installation belongs to every tenant
@@ -90,11 +90,11 @@ def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
     history = drawer(page)
     share = history.get_by_role("button", name="Share Where do herons")
     share.click()
-    expect(history.get_by_role("status")).to_contain_text("may read it")
+    expect(history.get_by_role("status")).to_contain_text("can read it")
     with page.expect_response(lambda answer: "q=herons" in answer.url):
         history.get_by_label("Search").fill("herons")
         share.click()
-    expect(history.get_by_role("status")).to_contain_text("Shared no longer")
+    expect(history.get_by_role("status")).to_contain_text("No longer shared")
     with page.expect_response(lambda answer: "q=heron" in answer.url):
         history.get_by_label("Search").fill("heron")
         history.get_by_role("button", name="Rename Where do herons").click()
@@ -115,7 +115,7 @@ def test_questions_and_answers_have_branches(playground: PlaygroundPage) -> None
     question.get_by_role("textbox").press("Enter")
     expect(playground.answers.last.locator(".prose")).to_have_text("You said: Changed")
     expect(playground.questions.first.locator(".turn-branches")).to_have_text("2 of 2")
-    playground.questions.first.get_by_role("button", name="The version before").click()
+    playground.questions.first.get_by_role("button", name="Previous version").click()
     expect(playground.questions).to_have_count(2)
     expect(playground.answers.last.locator(".prose")).to_have_text("You said: Second")
     playground.answers.last.hover()
@@ -136,8 +136,8 @@ def test_two_models_answer_side_by_side(open_page: Open, view: dict[str, Any]) -
     page = open_page(**view)
     playground = PlaygroundPage(page).ready()
     page.locator("#compare").click()
-    page.get_by_role("combobox", name="Model beside").click()
-    page.get_by_role("listbox", name="Models beside").get_by_text("acme-private").click()
+    page.get_by_role("combobox", name="Second model").click()
+    page.get_by_role("listbox", name="Second models").get_by_text("acme-private").click()
     playground.prompt.fill("Both of you")
     playground.prompt.press("Enter")
     pair = page.locator(".pair")
@@ -189,10 +189,10 @@ def test_tools_are_called_and_the_reader_says_what_they_return(
         page.get_by_role("button", name="Settings").click()
     tools, schema = (
         page.get_by_label("Tools", exact=True),
-        page.get_by_label("Schema of the answer"),
+        page.get_by_label("Schema for the answer"),
     )
     for field, wrong, words in (
-        (tools, "{", "This is no JSON"),
+        (tools, "{", "This is not JSON"),
         (tools, '[{"name": "a b"}]', "Each tool needs a name"),
         (schema, "[]", "A JSON schema is an object"),
     ):

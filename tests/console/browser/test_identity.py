@@ -107,7 +107,7 @@ def test_whoever_the_provider_names_no_group_of_is_told_so(
     provider.person = {"sub": "10", "preferred_username": "eve", "groups": []}
     tab.goto(f"{url}/login/")
     tab.get_by_role("link", name="Log in with Acme ID").click()
-    expect(tab.get_by_role("heading", name="You are not let in yet")).to_be_visible()
+    expect(tab.get_by_role("heading", name="You have no access yet")).to_be_visible()
 
 
 @pytest.mark.usefixtures("people")
@@ -183,7 +183,7 @@ def test_somebody_joins_by_an_invitation(
     expect(tab.get_by_role("heading", name="Join Acme")).to_be_visible()
     tab.get_by_label("Username").fill("ines")
     tab.get_by_label("Password").fill(PASSWORD)
-    tab.get_by_role("button", name="Make an account and join").click()
+    tab.get_by_role("button", name="Create an account and join").click()
     tab.wait_for_url(f"{url}/")
     page.reload()
     expect(page.get_by_role("row", name=re.compile("ines"))).to_contain_text("ines@example.org")
@@ -205,7 +205,7 @@ def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
     row = page.get_by_role("row", name=re.compile("lea"))
     row.get_by_text("Remove", exact=False).first.click()
     row.get_by_role("button", name="Remove them").click()
-    expect(page.get_by_role("status").first).to_contain_text("lea is no member any more")
+    expect(page.get_by_role("status").first).to_contain_text("lea is no longer a member")
     expect(tab.locator("#connection")).to_contain_text("Your session has ended")
     tab.goto(f"{url}/console/")
     tab.wait_for_url(re.compile("/login/"))

@@ -33,7 +33,7 @@ def go(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Go
 
 def prove(page: Page, other: str) -> None:
     page.get_by_label("First").select_option("acme")
-    page.get_by_label("The other").select_option(other)
+    page.get_by_label("Other tenant").select_option(other)
     page.get_by_role("button", name="Prove it").click()
 
 
@@ -56,7 +56,7 @@ def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     second.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Request")
     expect(page.locator(".events")).to_contain_text("Cache hit")
-    expect(page.locator(".events")).to_contain_text("Given to a replica")
+    expect(page.locator(".events")).to_contain_text("Sent to a replica")
 
 
 def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
@@ -68,7 +68,7 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
     page = go("/console/kv/", "ada")
     expect(page.locator("#kv-state")).to_have_text("Live")
     expect(page.locator("#kv-tenants")).to_contain_text("acme")
-    expect(page.locator("#kv-sums")).to_contain_text("Everything else")
+    expect(page.locator("#kv-sums")).to_contain_text("Others' or empty")
     assert "rival" not in page.content()
     told = page.request.get(f"{product.url}/api/blocks/r1/?tenant=acme").text()
     assert '"acme"' in told
@@ -85,6 +85,6 @@ def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:
     page = go("/console/kv/")
     expect(page.locator("#kv-state")).to_have_text("Live")
     product.stop()
-    expect(page.locator("#kv-state")).to_contain_text("Cut off")
+    expect(page.locator("#kv-state")).to_contain_text("Connection lost")
     product.start()
     expect(page.locator("#kv-state")).to_have_text("Live")

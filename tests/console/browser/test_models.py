@@ -49,7 +49,7 @@ def test_failures_and_absences_have_words(open_page: Open) -> None:
 def test_without_a_model_nothing_can_be_sent_and_the_page_says_why(open_page: Open) -> None:
     page = open_page(answers={"/console/api/models": {"models": [], "tenant": None}})
     playground = PlaygroundPage(page).ready()
-    expect(page.get_by_text("No model is loaded for you yet")).to_be_visible()
+    expect(page.get_by_text("No model that you may use is loaded yet")).to_be_visible()
     playground.prompt.fill("Hello")
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
 

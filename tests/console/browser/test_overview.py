@@ -39,7 +39,7 @@ def test_load_is_live(open_page: Open, beat: Beat) -> None:
     page = open_page("/console/", "root")
     card = page.get_by_role("article", name="Replica quill-live")
     expect(card).to_contain_text("ready")
-    expect(card).to_contain_text("50 % of 1,000 pages in use")
+    expect(card).to_contain_text("50 % of 1,000 blocks in use")
     expect(card).to_contain_text("64 %")
     meter = card.get_by_role("meter", name="KV cache in use")
     expect(meter).to_have_attribute("aria-valuenow", "50")
@@ -56,11 +56,11 @@ def test_drafts_are_shown_where_there_are_any(open_page: Open, beat: Beat) -> No
     page = open_page("/console/", "root")
     card = page.get_by_role("article", name="Replica quill-drafts")
     expect(card).to_contain_text("prefix hits")
-    expect(card.get_by_text("drafts held")).to_be_hidden()
+    expect(card.get_by_text("drafts accepted")).to_be_hidden()
     drafts = {"num_drafts": 40, "num_draft_tokens": 75, "num_accepted_tokens": 60}
     held = {f"spec_decode_{name}_total": value for name, value in drafts.items()}
     beat(loaded("quill-drafts", 1240, start + 2, **held))
-    expect(card.get_by_text("drafts held")).to_be_visible()
+    expect(card.get_by_text("drafts accepted")).to_be_visible()
     expect(card).to_contain_text("80 %")
     expect(card).to_contain_text("2.5 tokens a step with drafts")
 
@@ -177,7 +177,7 @@ def test_long_names_leave_the_figures_in_sight(open_page: Open, width: int, figu
 def test_without_usage_there_is_a_word_and_no_empty_chart(open_page: Open) -> None:
     empty = {**usage_of((0, 0, 0)), "rows": []}
     page = open_page("/console/", answers={"/console/api/usage": empty})
-    expect(page.get_by_text("Nothing was used yet")).to_be_visible()
+    expect(page.get_by_text("No usage yet")).to_be_visible()
     expect(page.locator("#usage-picture")).to_be_hidden()
 
 

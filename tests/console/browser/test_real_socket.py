@@ -190,8 +190,8 @@ def test_a_user_without_a_tenant_is_told_so(browser: Browser, product: LiveServe
     context = browser.new_context()
     page = context.new_page()
     log_in(page, product.url, "nobody")
-    expect(page.locator("#connection")).to_contain_text("member of no active tenant")
-    expect(page.get_by_text("No model is loaded for you yet")).to_be_visible()
+    expect(page.locator("#connection")).to_contain_text("in no active tenant")
+    expect(page.get_by_text("No model that you may use is loaded yet")).to_be_visible()
     context.close()
 
 

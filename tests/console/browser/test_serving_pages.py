@@ -30,7 +30,7 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     page.get_by_role("link", name="acme-private").click()
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.locator(".log-of summary").first.click()
-    expect(page.locator("pre.log")).to_contain_text("Nothing was written yet.")
+    expect(page.locator("pre.log")).to_contain_text("The log is empty.")
     look(page)
     page.get_by_role("link", name="Settings", exact=True).last.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Settings of acme-private")
@@ -62,7 +62,7 @@ def test_a_log_that_was_opened_before_the_script_came_is_shown(open_page: Open) 
     for route in held:
         route.continue_()
     assert held
-    expect(page.locator("pre.log").first).to_contain_text("Nothing was written yet.")
+    expect(page.locator("pre.log").first).to_contain_text("The log is empty.")
 
 
 @pytest.mark.parametrize("view", [DESKTOP, PHONE], ids=["desk", "phone"])

@@ -402,7 +402,7 @@ def test_a_tokenizer_that_changes_or_cannot_be_read_is_told(tmp_path: Path) -> N
     for text, told in {
         json.dumps({"<yo>": vocab + 5}): "can't be added at",
         json.dumps({"<yo>": "1"}): "must hold ids",
-        "[": "no valid JSON",
+        "[": "isn't valid JSON",
     }.items():
         (folder / ADDED_TOKENS_FILE).write_text(text)
         with pytest.raises(InvalidRequest, match=told):
@@ -479,7 +479,7 @@ def test_tokenizers_that_a_server_does_not_take_are_named(
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     own_tokenizer(folder, model=words, added_tokens=[])
     assert "its model is another" in refusal()
-    for text, told in (("[", "no valid JSON"), ("[]", "tokenizer.json"), ("{}", "no tokenizer")):
+    for text, told in (("[", "isn't valid JSON"), ("[]", "tokenizer.json"), ("{}", "no tokenizer")):
         (folder / TOKENIZER_FILE).write_text(text)
         assert refusal().startswith("tokenizer.json: ")
         assert told in refusal()

@@ -203,7 +203,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, modules: Modules) -> None:
     write_adapter(tmp_path, *pirate())
     path = tmp_path / WEIGHTS_FILE
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(InvalidRequest, match="isn't a sound safetensors file"):
+    with pytest.raises(InvalidRequest, match="isn't a valid safetensors file"):
         read_adapter(tmp_path, modules)
 
 

@@ -173,7 +173,7 @@ def test_a_truncated_file_of_a_known_layout_is_refused(
     store.clear_host()
     file = folder / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-64])
-    with pytest.raises(InvalidRequest, match="sound safetensors file"):
+    with pytest.raises(InvalidRequest, match="valid safetensors file"):
         store.load(given, demo)
 
 

@@ -167,7 +167,7 @@ def results() -> Iterator[Result]:
 
 def table(found: list[Result]) -> str:
     """By the suite's keywords: schemas taken, and refused."""
-    lines = ["| keyword | schemas taken | refused |", "|---|---|---|"]
+    lines = ["| keyword | schemas accepted | refused |", "|---|---|---|"]
     for keyword in dict.fromkeys(result.case.keyword for result in found):
         own = [result for result in found if result.case.keyword == keyword]
         refused = sum(result.refused is not None for result in own)

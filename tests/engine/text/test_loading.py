@@ -48,16 +48,16 @@ def test_no_tokenizer_json(folder):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("tokenizer.json", "{", "no valid JSON"),
+        ("tokenizer.json", "{", "isn't valid JSON"),
         ("tokenizer.json", '{"model": {"type": "Nonsense"}}', "no tokenizer"),
-        ("tokenizer.json", "[" * 100_000, "no valid JSON"),
-        ("tokenizer_config.json", "{'single': 1}", "no valid JSON"),
+        ("tokenizer.json", "[" * 100_000, "isn't valid JSON"),
+        ("tokenizer_config.json", "{'single': 1}", "isn't valid JSON"),
         ("tokenizer_config.json", "[1]", "must hold a JSON object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "malformed"),
         ("tokenizer_config.json", '{"eos_token": {"text": 1}}', "malformed"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "malformed"),
-        ("special_tokens_map.json", "nope", "no valid JSON"),
-        ("chat_template.json", "nope", "no valid JSON"),
+        ("special_tokens_map.json", "nope", "isn't valid JSON"),
+        ("chat_template.json", "nope", "isn't valid JSON"),
     ],
 )
 def test_broken_files_are_named(folder, name, content, words):

@@ -48,4 +48,4 @@ class Command(QuireCommand):
             wait_for_state(told, ReplicaState.SLEEPING, options["timeout"])
             self.stdout.write(f"{model.name} sleeps.")
         else:
-            self.stdout.write(f"{model.name} is sent to sleep.")
+            self.stdout.write(f"{model.name} is going to sleep.")

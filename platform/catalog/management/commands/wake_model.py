@@ -41,4 +41,4 @@ class Command(QuireCommand):
             wait_for_state(told, ReplicaState.READY, options["timeout"])
             self.stdout.write(f"{model.name} is ready.")
         else:
-            self.stdout.write(f"{model.name} is being woken up.")
+            self.stdout.write(f"{model.name} is waking up.")

@@ -60,7 +60,7 @@ class Command(QuireCommand):
         if not 1 <= options["concurrency"] <= 1024:
             raise CommandError(f"--concurrency must be in [1, 1024], got {options['concurrency']}.")
         if options["model"] and options["url"]:
-            raise CommandError("--model and --url exclude each other.")
+            raise CommandError("--model and --url can't be used together.")
         source, target = Path(options["input_file"]), Path(options["output_file"])
         partial = target.with_name(f".{target.name}.partial")
         try:

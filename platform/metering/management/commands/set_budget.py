@@ -27,7 +27,10 @@ class Command(QuireCommand):
         parser.add_argument("--key", metavar="KEY", help=f"of this key alone: {KEY_HELP}")
         parser.add_argument("--model", default="", metavar="MODEL", help="for this model alone")
         parser.add_argument(
-            "--per", required=True, choices=Period.values, help="when spending begins anew"
+            "--per",
+            required=True,
+            choices=Period.values,
+            help="the period after which spending starts at 0 again",
         )
         parser.add_argument("--tokens", type=int, metavar="N", help="prompt and output together")
         parser.add_argument(

@@ -23,4 +23,4 @@ class Command(QuireCommand):
         """Remove them."""
         user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
         actions.remove_member(actor=COMMAND_LINE, membership=find_member(tenant, user))
-        self.stdout.write(f"{user} is no member of {tenant} any more.")
+        self.stdout.write(f"{user} is no longer a member of {tenant}.")

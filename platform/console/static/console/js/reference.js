@@ -79,7 +79,7 @@ document.addEventListener("submit", async (event) => {
     log.hidden = false;
     await show(response, log);
   } catch (error) {
-    if (error.name !== "AbortError") state.textContent = `It could not be sent: ${error.message}`;
+    if (error.name !== "AbortError") state.textContent = `The request could not be sent: ${error.message}`;
   }
 });
 

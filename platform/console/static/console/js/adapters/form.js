@@ -94,10 +94,10 @@ export class UploadForm {
   }
 
   #fail(error) {
-    if (error instanceof Stopped) return this.#tell("The upload was given up.");
+    if (error instanceof Stopped) return this.#tell("The upload was cancelled.");
     if (error.code === "recent_authentication_required") {
       const link = el("a", { href: this.#form.dataset.again }, "Prove who you are");
-      byId("upload-told").replaceChildren(link, " again, then upload it.");
+      byId("upload-told").replaceChildren(link, ", then upload it again.");
       return undefined;
     }
     return this.#tell(error.message, "error");
@@ -105,7 +105,7 @@ export class UploadForm {
 
   #progress(done, waiting) {
     byId("upload-progress").value = done;
-    this.#tell(waiting ? "The connection was lost; it goes on soon." : percent(done));
+    this.#tell(waiting ? "The connection was lost. The upload resumes soon." : percent(done));
   }
 
   #show(running) {

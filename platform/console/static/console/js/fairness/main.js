@@ -8,8 +8,8 @@ import { follow } from "../live/live.js";
 const root = document.getElementById("fairness");
 
 if (root) {
-  const share = new Chart("Share of all service", { format: percent, stacked: true, most: 1 });
-  const each = new Chart("Tokens a second for a weight of 1", { format: (v) => `${rate(v)}/s` });
+  const share = new Chart("Share of all tokens", { format: percent, stacked: true, most: 1 });
+  const each = new Chart("Tokens a second per weight of 1", { format: (v) => `${rate(v)}/s` });
   root.append(share.element, each.element);
   let asked = 0;
 

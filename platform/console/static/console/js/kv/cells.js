@@ -59,13 +59,13 @@ export class Cells {
 
   /** What a cell is, in words. */
   describe(cell, { own, blockSize }) {
-    const state = this.refs[cell] ? "in use" : this.cached[cell] ? "kept in cache, free to take" : "free";
-    if (own && !this.owner[cell]) return `Block ${cell}: not yours; what it holds is others' business`;
+    const state = this.refs[cell] ? "in use" : this.cached[cell] ? "kept in the cache, free to reuse" : "free";
+    if (own && !this.owner[cell]) return `Block ${cell}: not yours; its content isn't shown`;
     const parts = [`Block ${cell} of ${blockSize} tokens: ${state}`];
     if (this.owner[cell]) parts.push(`of ${this.owner[cell]}`);
     if (this.refs[cell] > 1) parts.push(`shared by ${this.refs[cell]} sequences`);
     if (this.users[cell]) parts.push(`used by ${this.users[cell].join(", ")}`);
-    if (this.refs[cell] && this.cached[cell]) parts.push("a prefix can hit it");
+    if (this.refs[cell] && this.cached[cell]) parts.push("findable as a cached prefix");
     if (this.adapter[cell]) parts.push(`computed with ${this.adapter[cell]}`);
     return parts.join("; ");
   }

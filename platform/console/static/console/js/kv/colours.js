@@ -48,6 +48,6 @@ export function colourOf(cells, cell, by, names, colours, now) {
     return colours.ramp[3 - Math.floor(part * 3.999)];
   }
   if (by === "request") return used && cells.users[cell] ? names.colour(cells.users[cell][0], colours) : colours.kept;
-  const name = by === "adapter" ? cells.adapter[cell] || "the model alone" : cells.owner[cell];
+  const name = by === "adapter" ? cells.adapter[cell] || "the base model" : cells.owner[cell];
   return name ? names.colour(name, colours) : colours.free;
 }

@@ -73,19 +73,19 @@ function swatch(colour) {
 function legend(cells, names, colours, by) {
   const entries = [];
   if (by === "refs") {
-    entries.push(["one sequence", colours.ramp[1]], ["two", colours.ramp[2]], ["three and more", colours.ramp[3]]);
+    entries.push(["one sequence", colours.ramp[1]], ["two", colours.ramp[2]], ["three or more", colours.ramp[3]]);
   } else if (by === "age") {
-    entries.push(["just now", colours.ramp[3]], ["a quarter minute ago", colours.ramp[2]], ["half", colours.ramp[1]], ["longer", colours.ramp[0]]);
+    entries.push(["just now", colours.ramp[3]], ["15 s ago", colours.ramp[2]], ["half", colours.ramp[1]], ["longer", colours.ramp[0]]);
   } else {
     const found = new Set();
     for (let cell = 0; cell < cells.count; cell += 1) {
       if (by === "tenant" && cells.owner[cell] && (cells.refs[cell] || cells.cached[cell])) found.add(cells.owner[cell]);
       if (by === "request" && cells.users[cell]) found.add(cells.users[cell][0]);
-      if (by === "adapter" && (cells.refs[cell] || cells.cached[cell])) found.add(cells.adapter[cell] || "the model alone");
+      if (by === "adapter" && (cells.refs[cell] || cells.cached[cell])) found.add(cells.adapter[cell] || "the base model");
     }
     entries.push(...names.list(colours, found));
   }
-  entries.push(["small: kept, free to take", colours.kept], ["free", colours.free], ["evicted just now", colours.evicted]);
+  entries.push(["small: kept in the cache, free to reuse", colours.kept], ["free", colours.free], ["evicted just now", colours.evicted]);
   byId("kv-legend").replaceChildren(...entries.map(([text, colour]) => el("li", {}, swatch(colour), text)));
 }
 
@@ -94,10 +94,10 @@ function tiles(cells, own) {
   const rest = cells.count - used - kept;
   const told = [
     ["In use", used],
-    ["Kept for a hit", kept],
-    [own ? "Everything else" : "Free and empty", rest],
-    ["Shared by several", shared],
-    ["Evicted since you look", cells.totalEvicted],
+    ["Kept in the cache", kept],
+    [own ? "Others' or empty" : "Empty", rest],
+    ["Shared", shared],
+    ["Evicted since opening", cells.totalEvicted],
   ];
   byId("kv-sums").replaceChildren(
     ...told.map(([name, count]) => el("div", {}, el("dt", {}, name), el("dd", {}, count.toLocaleString("en")))),

@@ -10,7 +10,7 @@ export function proof(form, result) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     button.disabled = true;
-    result.replaceChildren(el("p", { class: "nothing" }, "Asking four times..."));
+    result.replaceChildren(el("p", { class: "nothing" }, "Sending four requests..."));
     try {
       result.replaceChildren(...(await ask(form)));
     } catch (error) {
@@ -51,5 +51,5 @@ function table(steps) {
     ),
   );
   const inner = el("table", { class: "figures" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
-  return el("div", { class: "sheet-scroll", tabindex: "0", role: "group", "aria-label": "Requests of the proof" }, inner);
+  return el("div", { class: "sheet-scroll", tabindex: "0", role: "group", "aria-label": "Requests of this check" }, inner);
 }

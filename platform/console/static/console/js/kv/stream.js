@@ -1,7 +1,7 @@
 /** The map's socket: says what is looked at, hands frames on, comes back after a cut. */
 
 const SLOWEST_MS = 15_000;
-const FINAL = { 4401: "Log in again.", 4403: "This page may not open the map.", 4404: "This replica is not there any more." };
+const FINAL = { 4401: "Log in again.", 4403: "This page may not open the map.", 4404: "This replica is gone." };
 
 export class Stream {
   #path;
@@ -43,7 +43,7 @@ export class Stream {
   #closed(socket, code) {
     if (socket !== this.#socket) return;
     this.#socket = null;
-    this.#on.state(FINAL[code] ?? "Cut off; trying again", false);
+    this.#on.state(FINAL[code] ?? "Connection lost; trying again", false);
     if (code in FINAL && code !== 4404) return;
     setTimeout(() => this.#look(), this.#pause * (0.5 + Math.random() / 2));
     this.#pause = Math.min(SLOWEST_MS, this.#pause * 2);

@@ -16,7 +16,7 @@ export class Chart {
   #place = null;
 
   /** `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. */
-  constructor(title, { format, stacked = false, most = null, empty = "Nothing happened in this time." }) {
+  constructor(title, { format, stacked = false, most = null, empty = "No data in this time." }) {
     this.format = format;
     this.stacked = stacked;
     this.fixed = most;
@@ -33,7 +33,7 @@ export class Chart {
     );
     this.legend = el("ul", { class: "chart-legend" });
     this.ends = el("p", { class: "chart-ends", "aria-hidden": "true" }, el("span"), el("span"));
-    const area = el("div", { class: "chart-area", tabIndex: 0, role: "group", "aria-label": `${title}: arrow keys read single points` }, this.picture);
+    const area = el("div", { class: "chart-area", tabIndex: 0, role: "group", "aria-label": `${title}: read points with the arrow keys` }, this.picture);
     area.addEventListener("pointermove", (event) => this.#point(event));
     area.addEventListener("pointerleave", () => this.#read(null));
     area.addEventListener("blur", () => this.#read(null));

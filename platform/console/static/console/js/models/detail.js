@@ -69,7 +69,7 @@ for (const place of document.querySelectorAll("[data-log-of]")) {
   let poll = null;
   const take = ({ lines: found }) => {
     const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
-    if (!last) lines.replaceChildren(...(found.length ? [] : ["Nothing was written yet."]));
+    if (!last) lines.replaceChildren(...(found.length ? [] : ["The log is empty."]));
     for (const { id, at, text } of found) {
       if (!last) lines.replaceChildren();
       last = id;

@@ -23,7 +23,7 @@ function narrow() {
     group.open = words.length ? here > 0 : opened.get(group);
   }
   found.hidden = words.length === 0;
-  found.textContent = count ? plural(count, "setting") : "No setting has these words.";
+  found.textContent = count ? plural(count, "setting") : "No setting matches.";
 }
 
 search.closest(".field").hidden = false;

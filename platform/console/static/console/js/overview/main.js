@@ -43,7 +43,7 @@ function showFailures(failures) {
         "article",
         { class: "card failed", "aria-label": `Failure of ${id}` },
         el("header", {}, el("h3", {}, model), el("span", { class: "state", dataset: { state: "failed" } }, id)),
-        el("p", { class: "replica-detail" }, detail || "It says no reason."),
+        el("p", { class: "replica-detail" }, detail || "No reason was given."),
         log ? el("pre", { class: "log", tabIndex: 0, "aria-label": `The end of ${id}'s log` }, log) : null,
       ),
     ),

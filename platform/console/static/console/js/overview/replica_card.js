@@ -22,7 +22,7 @@ export class ReplicaCard {
       running: figure("running"),
       waiting: figure("waiting"),
       hits: figure("prefix hits"),
-      drafts: figure("drafts held"),
+      drafts: figure("drafts accepted"),
     };
     const figures = Object.values(this.figures).map((each) => each.element);
     this.load = el("div", {}, el("dl", { class: "replica-figures" }, ...figures), this.line.element);
@@ -92,8 +92,8 @@ function modelText({ model, dtype, quantization, max_model_len: length }) {
 
 function kvText({ kv_usage: usage, num_blocks: blocks, num_cached_blocks: cached }) {
   if (!blocks) return `KV cache ${percent(usage)} in use`;
-  const used = `${percent(usage)} of ${plural(blocks, "page")} in use`;
-  return cached === undefined ? used : `${used}, ${count(cached)} hold a findable prefix`;
+  const used = `${percent(usage)} of ${plural(blocks, "block")} in use`;
+  return cached === undefined ? used : `${used}, ${count(cached)} findable as cached prefixes`;
 }
 
 function smallPrint(replica) {

@@ -17,8 +17,8 @@ export class Traffic {
     tokens: new Chart("Tokens a second", { format: perSecond }),
     first: new Chart("Time to the first token", { format: duration }),
     gaps: new Chart("Gap between tokens", { format: duration }),
-    queue: new Chart("Running and waiting", { format: rate, empty: "No replica beat in this time." }),
-    kv: new Chart("KV pages", { format: percent, stacked: true, most: 1, empty: "No replica beat in this time." }),
+    queue: new Chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
+    kv: new Chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
     hits: new Chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
   };
 
@@ -144,8 +144,8 @@ function figure(name, value, exact = null) {
 
 function spread({ p50, p95, p99 }) {
   return [
-    { name: "half below", tone: 0, values: p50 },
-    { name: "95 % below", tone: 1, values: p95 },
-    { name: "99 % below", tone: 2, values: p99 },
+    { name: "median", tone: 0, values: p50 },
+    { name: "95th percentile", tone: 1, values: p95 },
+    { name: "99th percentile", tone: 2, values: p99 },
   ];
 }

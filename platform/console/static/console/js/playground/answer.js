@@ -166,7 +166,7 @@ function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed, seed }) {
     parts.push(part("ttft", `first after ${duration(ttft)}`, "Time to first token"));
   }
   if (usage) parts.push(part("prompt", promptText(usage), "Prompt tokens, and those found in the cache"));
-  if (seed !== undefined) parts.push(part("seed", `seed ${seed}`, "With it the same question gets this answer"));
+  if (seed !== undefined) parts.push(part("seed", `seed ${seed}`, "With this seed the same question gets the same answer"));
   return parts;
 }
 

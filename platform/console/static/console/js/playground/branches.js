@@ -14,5 +14,5 @@ export function branches(turn, actions) {
     return button;
   };
   const words = el("span", {}, `${at + 1} of ${all.length}`);
-  return [step(-1, "The version before"), words, step(1, "The next version")];
+  return [step(-1, "Previous version"), words, step(1, "Next version")];
 }

@@ -34,7 +34,7 @@ export class ConnectionLine {
       this.#slot.replaceChildren();
     } else if (state === "closed") {
       if (reason.code === "logged_out") this.loggedOut();
-      else this.#say(state, el("span", {}, reason.message ?? "The server refuses the connection."));
+      else this.#say(state, el("span", {}, reason.message ?? "The server refused the connection."));
     } else if (state === "waiting") {
       this.#timer = setInterval(() => this.#countDown(), SHOW_AFTER);
     }

@@ -76,7 +76,7 @@ function problemOf(name, text) {
   try {
     value = JSON.parse(text);
   } catch (error) {
-    return `This is no JSON: ${error.message}`;
+    return `This is not JSON: ${error.message}`;
   }
   if (name === "schema") {
     const object = value && typeof value === "object" && !Array.isArray(value);

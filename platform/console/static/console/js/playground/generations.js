@@ -15,7 +15,7 @@ const TOO_LONG = {
   type: "invalid_request_error",
   code: "message_too_large",
   param: null,
-  message: "This conversation is too long to be sent. Clear it, or shorten the last message.",
+  message: "This conversation is too long to send. Start a new one, or shorten the last message.",
 };
 
 export class Generations {

@@ -74,9 +74,9 @@ export class History {
   }
 
   #sentence(found, kept) {
-    if (!kept) return "This tenant keeps no new conversations on the server: yours stay in this tab.";
+    if (!kept) return "This tenant keeps no conversations on the server. New ones stay in this tab.";
     if (found) return "";
-    return this.search.value ? "Nothing was found." : "Nothing is kept yet. What you ask will be listed here.";
+    return this.search.value ? "Nothing found." : "No conversation yet. Your conversations will appear here.";
   }
 
   #row(row) {
@@ -123,16 +123,16 @@ export class History {
       if (badge) badge.hidden = !row.shared;
       const link = `${location.origin}/?conversation=${row.id}`;
       const copied = row.shared && (await copy(link));
-      if (!row.shared) this.#say("Shared no longer: its link opens for you alone.");
-      else if (copied) this.#say(`Everybody in ${row.tenant} may read it. The link was copied.`);
-      else this.#say(`Everybody in ${row.tenant} may read it: ${link}`);
+      if (!row.shared) this.#say("No longer shared: only you can open its link.");
+      else if (copied) this.#say(`All members of ${row.tenant} can read it. The link was copied.`);
+      else this.#say(`All members of ${row.tenant} can read it: ${link}`);
     });
     delete item.dataset.busy;
   }
 
   async #delete(row, item) {
     const sure = el("button", { type: "button", class: "button small danger" }, "Delete it for good");
-    const keep = el("button", { type: "button", class: "button quiet small" }, "Keep it");
+    const keep = el("button", { type: "button", class: "button quiet small" }, "Cancel");
     keep.addEventListener("click", () => item.replaceWith(this.#row(row)));
     sure.addEventListener("click", async () => {
       try {

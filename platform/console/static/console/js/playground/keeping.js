@@ -43,8 +43,8 @@ export class Keeping {
     if (url.href !== location.href) window.history.replaceState(null, "", url);
     document.title = saved ? `${saved.title} · Quire` : "Playground · Quire";
     if (saved && !saved.own) {
-      this.#line.textContent = `Shared by ${saved.by}. What you ask goes on in a copy of your own.`;
-    } else this.#line.textContent = this.keeper.off ? "Kept in this tab alone." : "";
+      this.#line.textContent = `Shared by ${saved.by}. If you continue it, you get your own copy.`;
+    } else this.#line.textContent = this.keeper.off ? "Kept only in this tab." : "";
   }
 
   async #open(id) {

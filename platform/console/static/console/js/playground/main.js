@@ -139,7 +139,7 @@ function showConversation() {
 
 const keeping = new Keeping(root, { conversation, tenants, page, stop: () => playground.stop(), show: showConversation });
 conversation.onUnsaved = () =>
-  page.say("This conversation is too long to be kept when the page is reloaded.");
+  page.say("This conversation is too long to keep: it is lost when the page is reloaded.");
 byId("new-conversation").addEventListener("click", () => {
   playground.clear();
   keeping.show();

@@ -13,7 +13,7 @@ const PONG_WITHIN = 10_000;
 
 /** Closings that a new connection would only meet again. */
 const FINAL = {
-  4401: { code: "logged_out", message: "Your session has ended. Log in again to go on." },
+  4401: { code: "logged_out", message: "Your session has ended. Log in again." },
   4403: { code: "foreign_origin", message: "The server refuses connections from this address." },
 };
 
