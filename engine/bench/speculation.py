@@ -76,13 +76,15 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int, kind: str = "") -> Turn
 @contextlib.contextmanager
 def without_drafts(llm: LLM) -> Iterator[None]:
     """What the engine is asked meanwhile gets no drafts, and no head follows it. Nor does it give
-    anything to what drafts may cost: that would all be spent in the turns that have some.
+    anything to what drafts may cost, or trials: that would all be spent in the turns that have
+    some.
     """
     drafter = llm.core.drafter
     if drafter is None:
         raise ValueError("the engine has no drafts")
-    propose, model = drafter.propose, drafter.model
+    propose, note_step, model = drafter.propose, drafter.note_step, drafter.model
     drafter.propose = lambda *args: {}  # type: ignore[method-assign]
+    drafter.note_step = lambda *args: None  # type: ignore[method-assign]
     if model is not None:
         takes = model.takes
         model.takes = lambda sequence: False  # type: ignore[method-assign]
@@ -91,7 +93,7 @@ def without_drafts(llm: LLM) -> Iterator[None]:
         yield
     finally:
         drafter.timing = timing
-        drafter.propose = propose  # type: ignore[method-assign]
+        drafter.propose, drafter.note_step = propose, note_step  # type: ignore[method-assign]
         if model is not None:
             model.takes = takes  # type: ignore[method-assign]
 

@@ -64,10 +64,14 @@ def test_drafts_set_aside_come_again() -> None:
         answers = Answers(LLM(DEMO_MODEL, max_model_len=256, speculative_config=wanted))
         questions = ["one two three one two three one two"]
         answers.begin()
+        pace = answers._llm.core.drafter.costs.pace
+        told = pace.steps
         plain = answers.without_drafts("ask", questions, 12, "")
         assert answers.counted()["steps"] == answers.counted()["drafts"] == 0
+        assert pace.steps == told  # nothing grows old, to be tried again, for these
         assert answers.ask(questions, 12, "").texts == plain.texts
         assert answers.counted()["steps"] > 0
+        assert pace.steps > told
 
 
 def test_a_turn_is_compared_with_what_ran_around_it() -> None:
