@@ -14,6 +14,8 @@ _SHARE = 0.003
 #: keeps from better times; the rest is its sequences'.
 _CREDIT, _LOOKS, _MOST = 0.6, 0.1, 0.3
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
+#: What is beyond that waits until there are more rows again, or is paid: else each batch that ends
+#: row by row would leave the next one new credit.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
 #: each token so much is forgiven.
@@ -31,6 +33,8 @@ class _Purse:
     step: the step that it was filled for last.
     owed: tokens that it took to read sequences, and that drafts haven't brought yet.
     longest: what a head's longest one of these takes.
+    aside, owed_aside: what more rows owed, for drafts and for what was read, than those of this
+        step may owe.
     """
 
     balance: float
@@ -39,6 +43,51 @@ class _Purse:
     step: int
     owed: float = 0.0
     longest: float = 0.0
+    aside: float = 0.0
+    owed_aside: float = 0.0
+
+    def fill(self, step: int, count: int) -> None:
+        """`Purses.fill`, of one tenant's `count` rows."""
+        self._bring_back(count - self.rows)
+        since = count * (step - self.step)
+        beyond = max(0.0, -self.balance - _DEEPEST * count)
+        self.aside += beyond
+        self.balance += beyond + _SHARE * since
+        self.looks = min(max(self.looks, -_DEEPEST * count) + _SHARE * since, _LOOKS * count)
+        self.forgive(_FORGIVEN * since)
+        beyond = max(0.0, self.owed - max(_DEEPEST_READ * count, self.longest))
+        self.owed_aside += beyond
+        self.owed -= beyond
+        repaid = min(self.owed, max(0.0, self.balance))
+        self.owed -= repaid
+        self.balance -= repaid
+        self._pay_back(max(0.0, self.balance - _MOST * count))
+        self.balance = min(self.balance, _MOST * count)
+        self.rows, self.step = count, step
+
+    def forgive(self, tokens: float) -> None:
+        """Of what is owed for reading."""
+        beyond = max(0.0, tokens - self.owed)
+        self.owed = max(0.0, self.owed - tokens)
+        self.owed_aside = max(0.0, self.owed_aside - beyond)
+        if not self.owed:
+            self.longest = 0.0
+
+    def _bring_back(self, more: int) -> None:
+        """So many rows more owe again what so many did."""
+        if more > 0:
+            back = min(self.aside, _DEEPEST * more)
+            self.aside -= back
+            self.balance -= back
+            back = min(self.owed_aside, _DEEPEST_READ * more)
+            self.owed_aside -= back
+            self.owed += back
+
+    def _pay_back(self, tokens: float) -> None:
+        """What these rows have no use for is the others'."""
+        read = min(self.owed_aside, tokens)
+        self.owed_aside -= read
+        self.aside = max(0.0, self.aside - (tokens - read))
 
 
 class Purses:
@@ -67,18 +116,7 @@ class Purses:
                 if len(self._purses) > MOST_TENANTS:
                     self._purses.popitem(last=False)
                 continue
-            more = _SHARE * count * (step - purse.step)
-            purse.balance = max(purse.balance, -_DEEPEST * count) + more
-            purse.looks = min(max(purse.looks, -_DEEPEST * count) + more, _LOOKS * count)
-            forgiven = _FORGIVEN * count * (step - purse.step)
-            deepest = max(_DEEPEST_READ * count, purse.longest)
-            purse.owed = min(max(0.0, purse.owed - forgiven), deepest)
-            if not purse.owed:
-                purse.longest = 0.0
-            repaid = min(purse.owed, max(0.0, purse.balance))
-            purse.owed -= repaid
-            purse.balance = min(purse.balance - repaid, _MOST * count)
-            purse.rows, purse.step = count, step
+            purse.fill(step, count)
             self._purses.move_to_end(tenant)
 
     def fill_beside(self, step: int, rows: dict[str, int]) -> None:
@@ -141,7 +179,7 @@ class Purses:
         what it owes for reading.
         """
         if (purse := self._purses.get(tenant)) is not None:
-            purse.owed = max(0.0, purse.owed - _FORGIVEN * tokens)
+            purse.forgive(_FORGIVEN * tokens)
 
     def pay_reading(self, tenant: str, tokens: float) -> None:
         """Its sequences were read: from what drafts brought, the rest is owed."""
@@ -160,7 +198,7 @@ class Purses:
         purse = self._purses.get(tenant)
         if purse is None:
             return 0.0
-        most = _MOST * purse.rows + purse.owed
+        most = _MOST * purse.rows + purse.owed + purse.aside + purse.owed_aside
         kept = min(tokens, max(0.0, most - purse.balance))
         purse.balance += kept
         return tokens - kept

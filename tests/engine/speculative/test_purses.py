@@ -71,6 +71,46 @@ def test_a_debt_of_many_rows_is_not_one_rows() -> None:
     assert purses.left("a") > -1.0
 
 
+def owing(rows: int, drafts: float, read: float) -> Purses:
+    """A tenant whose many rows owe so much, and of which one alone was left since."""
+    purses = filled(a=rows)
+    purses.pay("a", drafts)
+    purses.pay_reading("a", read)
+    purses.fill(2, {"a": 1})
+    return purses
+
+
+def test_but_it_is_theirs_again_once_they_are_as_many() -> None:
+    """Batches that begin and end together would get new credit each."""
+    purses = filled(a=32)
+    may_read = purses.left_to_read("a")
+    for step in range(2, 6, 2):
+        purses.pay("a", 15.0)
+        purses.pay_reading("a", 100.0)
+        purses.fill(step, {"a": 1})
+        assert purses.left_to_read("a") > -8.0
+        for rows in (12, 32):
+            purses.fill(step + 1, {"a": rows})
+    assert purses.left("a") == pytest.approx(filled(a=32).left("a") - 30.0, abs=0.5)
+    assert purses.left_to_read("a") == pytest.approx(may_read - 200.0, abs=1.5)
+
+
+def test_what_few_rows_have_no_use_for_pays_what_many_owed() -> None:
+    """In time, or as soon as drafts bring it."""
+    patient, lucky = owing(32, 20.0, 20.0), owing(32, 20.0, 20.0)
+    patient.fill(6000, {"a": 1})
+    rest = lucky.earn("a", 100.0)
+    assert 58.0 < rest < 62.0
+    lucky.fill(3, {"a": 1})
+    for purses in (patient, lucky):
+        may_read = purses.left_to_read("a")
+        purses.fill(6001, {"a": 1})
+        purses.fill(6002, {"a": 32})
+        assert purses.left("a") > filled(a=32).left("a") - 10.0
+        assert purses.left_to_read("a") > may_read
+    assert lucky.left("a") > filled(a=32).left("a") - 0.1
+
+
 def test_what_is_read_keeps_no_draft_back_but_little_more_is_read_until_drafts_brought_it() -> None:
     purses = filled(a=1)
     before, to_read = purses.left("a"), purses.left_to_read("a")
