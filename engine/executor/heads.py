@@ -93,8 +93,8 @@ class HeadExecutor:
         #: Row -> the parameters of its sequence, and what drafts follow of them.
         self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         whole = isinstance(self._heads, LayerHeads)
-        # Without heads the last layer may compute a prompt's last token alone.
-        more = whole and not device.gives_all_states
+        # Without heads the last layer may compute a prompt's last token alone; taps come before it.
+        more = whole and not device.gives_all_states and not self.taps
         part = 1.0 / target.spec.num_layers if more else 0.0
         self.facts = HeadFacts(self._heads.most, wanted.max_model_len, whole, part)
 

@@ -99,11 +99,11 @@ class Following:
         self, plan: StepPlan, seconds: float, following: float, purses: Purses, price: float
     ) -> None:
         """A step took `seconds`, and `following` of them went into keeping its states."""
-        prompts, read = self._prompts.total(), self._read.total()
+        read = self._read.total()
         for tenant, count in self._prompts.items():
             purses.note_prompt(tenant, seconds * price * count / plan.num_tokens)
         if following and read:
-            took = following + self._part * seconds * prompts / plan.num_tokens
+            took = following + self._part * seconds * read / plan.num_tokens
             if self._token_seconds == inf:
                 self._token_seconds = took / read
             self._token_seconds += _NEW * (took / read - self._token_seconds)

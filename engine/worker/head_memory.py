@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -159,10 +160,23 @@ class HeadMemory:
         whole, rest = divmod(start, self.block_size)
         return not rest and bool(self._known[self._tables[row, :whole]].all())
 
+    def tokens(self, inputs: StepInputs) -> np.ndarray:
+        """See `HiddenKeeper`: those of the rows that are followed."""
+        owner, _ = inputs.places
+        return np.flatnonzero(np.isin(owner, list(self._followed)))
+
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """See `HiddenKeeper`."""
-        owner, positions = inputs.places
-        self._take(plan, owner, positions, hidden, result)
+        self._take(result, lambda: self._keep(plan, inputs, hidden))
+
+    def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
+        at = self.tokens(inputs)
+        owner, positions = (each[at] for each in inputs.places)
+        # Drafts that didn't hold lie beyond what is computed.
+        held = np.flatnonzero(positions < self._batch.num_computed[owner])
+        if len(held) < len(at):
+            owner, positions, hidden = owner[held], positions[held], hidden[self.there(held)]
+        self._follow(plan, owner, positions, hidden)
 
     def keep_rows(
         self,
@@ -173,35 +187,41 @@ class HeadMemory:
         result: StepResult,
     ) -> None:
         """See `HiddenKeeper`."""
-        seq_ids = [plan.seq_ids[index] for index in order]
-        rows = np.array([self._batch.row_of[seq_id] for seq_id in seq_ids])
-        counts = 1 + np.array(drafts)
-        # Beams get their tokens elsewhere; what failed is computed anew, if ever.
-        held = [
-            0 if seq_id in result.errors else max(1, len(result.token_ids[index]))
-            for index, seq_id in zip(order, seq_ids, strict=True)
-        ]
-        owner = np.repeat(rows, counts)
-        first = np.repeat(self._batch.num_computed[rows] - np.array(held), counts)
-        offset = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._take(plan, owner, first + offset, hidden, result)
+        self._take(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
 
-    def _take(
+    def _keep_rows(
         self,
         plan: StepPlan,
-        owner: np.ndarray,
-        positions: np.ndarray,
+        order: list[int],
+        drafts: list[int],
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """States of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's behind
-        each other; those of drafts that didn't hold lie beyond what is computed.
-        """
+        """What isn't followed is left out first: of a full batch that may be nearly all."""
+        batch, followed, place = self._batch, self._followed, 0
+        owner, positions, at = list[int](), list[int](), list[int]()
+        for index, count in zip(order, drafts, strict=True):
+            seq_id = plan.seq_ids[index]
+            row = batch.row_of[seq_id]
+            # What failed is computed anew, if ever.
+            if row in followed and seq_id not in result.errors:
+                held = max(1, len(result.token_ids[index]))  # beams get their tokens elsewhere
+                end = int(batch.num_computed[row])
+                owner += [row] * held
+                positions += range(end - held, end)
+                at += range(place, place + held)
+            place += 1 + count
+        if len(at) < place:
+            hidden = hidden[self.there(np.array(at, dtype=np.int64))]
+        self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
+
+    def _take(self, result: StepResult, keep: Callable[[], None]) -> None:
+        """Have a step's states kept, and note what that takes."""
         if self._failed:
             return
         started = time.perf_counter()
         try:
-            self._follow(plan, owner, positions, hidden)
+            keep()
             result.following = time.perf_counter() - started
         except Exception:  # whatever it is, the model goes on without drafts
             self._failed = True
@@ -210,14 +230,12 @@ class HeadMemory:
     def _follow(
         self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
     ) -> None:
-        """Note what came, as little as can be: all else waits for `catch_up`."""
+        """Note what came, as little as can be: all else waits for `catch_up`.
+
+        `hidden`: states of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's
+        behind each other.
+        """
         batch, size = self._batch, self.block_size
-        kept = positions < batch.num_computed[owner]
-        if len(self._followed) < len(plan.seq_ids):
-            kept &= np.isin(owner, list(self._followed))
-        if not kept.all():
-            held = np.flatnonzero(kept)
-            owner, positions, hidden = owner[held], positions[held], hidden[self.there(held)]
         count, first = len(owner), self._num_pending
         if not count:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ class HiddenKeeper(Protocol):
     """Keeps what heads need of the model's steps.
 
     Attributes:
-        whole: it is given the states of all of a step's tokens, not only of those whose logits are
+        whole: it is given the states of the tokens that it names, not of those whose logits are
             wanted.
         taps: layers whose inputs it is given, side by side; (): the states after the final norm.
     """
@@ -32,9 +33,12 @@ class HiddenKeeper(Protocol):
         it, and has computed nothing of it.
         """
 
+    def tokens(self, inputs: StepInputs) -> np.ndarray:
+        """With `whole`: int64 [n], ascending, which of the step's tokens it is given."""
+
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """A step was sampled and taken over. `hidden`: in the order of the logits, or with `whole`
-        of the step's tokens.
+        of `tokens`.
         """
 
     def keep_rows(
@@ -88,6 +92,10 @@ class HiddenStates:
     def begin(self, plan: StepPlan) -> bool:
         """See `HiddenKeeper`."""
         return True
+
+    def tokens(self, inputs: StepInputs) -> np.ndarray:
+        """See `HiddenKeeper`: it names none."""
+        return np.zeros(0, dtype=np.int64)
 
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """See `HiddenKeeper`."""

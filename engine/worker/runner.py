@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from engine.contract.protocol import TokenLogprobs
@@ -107,8 +108,6 @@ class ModelRunner:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
         if self._hidden is not None and self._keeps:
-            if self._gives_all:  # a graph's, which the next step writes
-                kept = kept.clone()
             self._hidden.keep(plan, inputs, kept, result)
         return result
 
@@ -118,13 +117,30 @@ class ModelRunner:
         if keeper is None or not keeper.whole or not (self._keeps or self._gives_all):
             hidden = self.forward(tokens, context)
             return hidden, hidden
-        wanted, context.logits_rows = context.logits_rows, None
+        wanted, at = context.logits_rows, keeper.tokens(inputs)
+        if keeper.taps and not self._gives_all:  # before the last layer, so it takes no token more
+            hidden, taken = self._tapped(tokens, context)
+            return hidden, taken[at]
+        computed = self._computed(wanted, at, len(tokens))
+        context.logits_rows = None if computed is None else torch.from_numpy(computed)
         if keeper.taps:
-            hidden, kept = self._tapped(tokens, context)
+            hidden, taken = self._tapped(tokens, context)
         else:
-            hidden = kept = self.forward(tokens, context)
+            hidden = taken = self.forward(tokens, context)
         context.logits_rows = wanted
-        return hidden if wanted is None else hidden[to_device(wanted, hidden.device)], kept
+        kept = _some(taken, computed, at)
+        return hidden if wanted is None else _some(hidden, computed, wanted.numpy()), kept
+
+    def _computed(
+        self, wanted: torch.Tensor | None, kept: np.ndarray, count: int
+    ) -> np.ndarray | None:
+        """Of a step's `count` tokens those that the last layer must compute, ascending: whose
+        logits are `wanted` (None: all), and those to be kept. None: all.
+        """
+        if wanted is None or self._gives_all:
+            return None
+        tokens = np.union1d(wanted.numpy(), kept)
+        return None if len(tokens) == count else tokens
 
     def _tapped(
         self, tokens: torch.Tensor, context: AttentionContext
@@ -175,3 +191,11 @@ class ModelRunner:
                 scores += prompt_logprobs(logits, following[start:end], wanted, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores
             done += count
+
+
+def _some(states: torch.Tensor, tokens: np.ndarray | None, wanted: np.ndarray) -> torch.Tensor:
+    """A copy of the states of the tokens `wanted`; `states` are those of `tokens`, ascending, or of
+    all of a step's: a graph's, perhaps, which the next step writes.
+    """
+    places = wanted if tokens is None else np.searchsorted(tokens, wanted)
+    return states[to_device(torch.from_numpy(places), states.device)]

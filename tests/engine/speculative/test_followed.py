@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from engine import SamplingParams
 from engine.bench.speculation import without_drafts
+from engine.models.decoder import NativeDecoder
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
 from engine.speculative.purses import Purses
@@ -150,6 +152,51 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
     assert len(taken) > 20
     assert all(taken)
     assert llm.core.stats.spec_decode_num_drafts_total == 0
+
+
+@pytest.mark.parametrize(("method", "alone"), [("eagle", 1 + 27), ("eagle3", 2)])
+def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
+    method: str,
+    alone: int,
+    model_folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But its last one. What `eagle3` reads comes from before that layer. Nor is anything noted of
+    its other steps.
+    """
+    folder = model_folder("llama")
+    prompts = [list(range(4, 31)), list(range(31, 58))]
+    answers = iter([False, True])
+    monkeypatch.setattr(Purses, "may_follow", lambda *_: next(answers))
+    computed: list[int] = []
+    forward = NativeDecoder.forward
+
+    def spy(self: NativeDecoder, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        hidden = forward(self, tokens, *rest)
+        if len(tokens) == 2 * 27:
+            computed.append(len(hidden))
+        return hidden
+
+    monkeypatch.setattr(NativeDecoder, "forward", spy)
+    llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
+    noted: list[tuple[set[int], int, int]] = []
+    follow = HeadMemory._follow
+
+    def note(
+        self: HeadMemory, plan: StepPlan, owner: Any, positions: Any, hidden: torch.Tensor
+    ) -> None:
+        noted.append((set(owner.tolist()), len(owner), len(hidden)))
+        follow(self, plan, owner, positions, hidden)
+
+    monkeypatch.setattr(HeadMemory, "_follow", note)
+    outputs = llm.generate(prompts, BIASED, use_tqdm=False)
+    assert computed == [alone]
+    assert len(noted) > 2
+    assert all(rows == noted[0][0] and tokens == states for rows, tokens, states in noted)
+    assert len(noted[0][0]) == 1
+    assert texts(outputs) == texts(make(folder).generate(prompts, BIASED, use_tqdm=False))
+    assert llm.core.stats.spec_decode_num_drafts_total > 0
 
 
 @pytest.mark.parametrize("method", PARTS)
