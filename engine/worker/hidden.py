@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -71,11 +71,30 @@ class HiddenKeeper(Protocol):
         """
 
 
+class _Step(NamedTuple):
+    """States that a step left.
+
+    Attributes:
+        seq_ids, rows, lengths, places: of each sequence its row, its tokens, and where in `hidden`
+            its state is; None: nowhere.
+        hidden: [n, hidden].
+    """
+
+    seq_ids: list[int]
+    rows: list[int]
+    lengths: list[int]
+    places: list[int | None]
+    hidden: Tensor
+
+
 class HiddenStates:
     """The last hidden state of verified positions, a row of the batch each.
 
     It belongs to a sequence at a length: a row that another sequence has by now, or whose text went
     on in another way (a grammar added a token), has none.
+
+    Most are never asked for, and beside a small model a copy of a row isn't nothing. So a step's
+    states are put aside as they came, until somebody asks or a step of other sequences follows.
     """
 
     whole = False
@@ -88,6 +107,8 @@ class HiddenStates:
         self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
         #: Row -> (sequence, its tokens).
         self._of: dict[int, tuple[int, int]] = {}
+        #: Of the step before.
+        self._last: _Step | None = None
 
     def begin(self, plan: StepPlan) -> bool:
         """See `HiddenKeeper`."""
@@ -100,12 +121,12 @@ class HiddenStates:
     def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         """See `HiddenKeeper`."""
         first = {each.index: each.first for each in inputs.drafted}
-        places = []
+        places: list[int | None] = []
         for at, index in enumerate(inputs.sampled):
             more = len(result.token_ids[index]) - 1
             place = first[index] + more - 1 if more > 0 else at
-            places.append((index, place, more >= 0))
-        self._put(plan, places, hidden)
+            places.append(place if more >= 0 else None)
+        self._put_aside([plan.seq_ids[index] for index in inputs.sampled], places, hidden)
 
     def keep_rows(
         self,
@@ -116,29 +137,41 @@ class HiddenStates:
         result: StepResult,
     ) -> None:
         """See `HiddenKeeper`."""
-        places, at = [], 0
+        places, at = list[int | None](), 0
         for index, count in zip(order, drafts, strict=True):
             more = len(result.token_ids[index]) - 1
-            places.append((index, at + max(0, more), more >= 0))
+            places.append(at + max(0, more) if more >= 0 else None)
             at += 1 + count
-        self._put(plan, places, hidden)
+        self._put_aside([plan.seq_ids[index] for index in order], places, hidden)
 
-    def _put(self, plan: StepPlan, places: list[tuple[int, int, bool]], hidden: Tensor) -> None:
-        """`places`: index in the plan, row of `hidden`, whether it got a token."""
+    def _put_aside(self, seq_ids: list[int], places: list[int | None], hidden: Tensor) -> None:
+        """`places`: rows of `hidden`; None of a sequence that got no token."""
+        if self._last is not None and self._last.seq_ids != seq_ids:
+            self._put()
+        rows = [self._batch.row_of[seq_id] for seq_id in seq_ids]
+        lengths = self._batch.num_tokens[rows].tolist()
+        self._last = _Step(seq_ids, rows, lengths, places, hidden)
+
+    def _put(self) -> None:
+        """Put the last step's states where their rows are."""
+        last, self._last = self._last, None
+        if last is None:
+            return
         rows, found = [], []
-        for index, place, got in places:
-            seq_id = plan.seq_ids[index]
-            row = self._batch.row_of[seq_id]
+        for seq_id, row, length, place in zip(
+            last.seq_ids, last.rows, last.lengths, last.places, strict=True
+        ):
             self._of.pop(row, None)
-            if got:
-                self._of[row] = seq_id, int(self._batch.num_tokens[row])
+            if place is not None:
+                self._of[row] = seq_id, length
                 rows.append(row)
                 found.append(place)
         if rows:
-            self._states[rows] = hidden[found].float()
+            self._states[rows] = last.hidden[found].float()
 
     def row_of(self, seq_id: int) -> int | None:
         """See `HiddenKeeper`."""
+        self._put()
         row = self._batch.row_of.get(seq_id)
         if row is None or self._of.get(row) != (seq_id, int(self._batch.num_tokens[row])):
             return None

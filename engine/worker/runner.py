@@ -116,7 +116,8 @@ class ModelRunner:
         tokens, context, keeper = self.batch.token_ids(inputs), inputs.context, self._hidden
         if keeper is None or not keeper.whole or not (self._keeps or self._gives_all):
             hidden = self.forward(tokens, context)
-            return hidden, hidden
+            copies = self._keeps and self._gives_all  # a graph's, which the next step writes
+            return hidden, hidden.clone() if copies else hidden
         wanted, at = context.logits_rows, keeper.tokens(inputs)
         if keeper.taps and not self._gives_all:  # before the last layer, so it takes no token more
             hidden, taken = self._tapped(tokens, context)

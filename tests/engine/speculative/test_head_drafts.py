@@ -13,10 +13,13 @@ import torch
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.scheduler import StepPlan, StepResult
+from engine.speculative.drafter import Drafter
 from engine.speculative.head_plan import HeadPlan, HeadResult
 from engine.speculative.heads.draw import HeadDrawer
+from engine.speculative.heads.heads import Rounds
 from engine.survey.tiny import Oracle
 from engine.worker.decode import DecodeSteps
+from engine.worker.hidden import HiddenStates
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import (
     Equation,
@@ -148,6 +151,52 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
         stats.spec_decode_num_draft_tokens_total,
     )
     assert 5 < accepted < drafted
+
+
+def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
+    model_folder: Folder,
+    heads: dict[str, tuple[Path, Equation]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or once others decode; and those that are then drawn from are each sequence's newest."""
+    folder = model_folder("llama")
+    llm = drafting(folder, "medusa", heads["medusa"][0], max_num_seqs=3)
+    newest: dict[int, torch.Tensor] = {}
+    steps, copies, changes, rounds = [0], [0], [0], list[int]()
+    aside, put, begin = HiddenStates._put_aside, HiddenStates._put, HiddenStates.rounds
+    propose = Drafter.propose
+
+    def note(
+        self: HiddenStates, seq_ids: list[int], places: list[int | None], hidden: torch.Tensor
+    ) -> None:
+        steps[0] += 1
+        changes[0] += self._last is not None and self._last.seq_ids != seq_ids
+        aside(self, seq_ids, places, hidden)
+        for seq_id, place in zip(seq_ids, places, strict=True):
+            assert place is not None
+            newest[self._batch.row_of[seq_id]] = hidden[place].clone()
+
+    def count(self: HiddenStates) -> None:
+        copies[0] += self._last is not None
+        put(self)
+
+    def compare(self: HiddenStates, rows: list[int]) -> Rounds:
+        rounds.append(len(rows))
+        assert torch.equal(self._states[rows], torch.stack([newest[row] for row in rows]))
+        return begin(self, rows)
+
+    monkeypatch.setattr(HiddenStates, "_put_aside", note)
+    monkeypatch.setattr(HiddenStates, "_put", count)
+    monkeypatch.setattr(HiddenStates, "rounds", compare)
+    rng = random.Random(7)
+    monkeypatch.setattr(
+        Drafter, "propose", lambda *args: propose(*args) if rng.random() < 0.2 else {}
+    )
+    asked = prompts(random.Random(3))
+    outputs = llm.generate(asked, BIASED, use_tqdm=False)
+    assert texts(outputs) == texts(make(folder).generate(asked, BIASED, use_tqdm=False))
+    assert len(rounds) > 5
+    assert copies[0] <= len(rounds) + changes[0] < steps[0] // 2
 
 
 def test_preempted_sequences_get_drafts_again(
