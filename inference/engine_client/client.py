@@ -271,7 +271,8 @@ class EngineClient:
     async def _deliver(self, batch: OutboxBatch) -> None:
         for reply in batch.replies:
             self.controls.take(reply)
-        async for delta in in_turns(batch.deltas):  # a step may have thousands
+        # A step may have thousands, and whoever has no token yet has waited longest.
+        async for delta in in_turns(sorted(batch.deltas, key=_goes_on)):
             flight = self._flights.get(delta.request_id)
             if flight is None or not flight.placed:
                 self._take_farewell(delta)
@@ -423,6 +424,10 @@ class EngineClient:
     def waited(self, flight: Flight) -> float:
         """Seconds that a flight has been without a replica."""
         return time.monotonic() - flight.waiting_since
+
+
+def _goes_on(delta: TokenDelta) -> bool:
+    return delta.start > 0
 
 
 def _succeeded(task: asyncio.Task[None]) -> bool:
