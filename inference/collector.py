@@ -1,8 +1,9 @@
 """Python's garbage collector beside an event loop: small looks often, the whole when nobody waits.
 
 It looks when so many more objects were made than freed, at all that came since. Under load a
-gateway frees about as many as it makes, so with a high threshold hundreds of thousands have come
-by then, and every stream stands still for 50 ms. Requests leave hardly any cycles to be found.
+gateway frees about as many as it makes, so far more have come by then, and every stream stands
+still meanwhile: with a threshold of 10,000 for 20 to 56 ms of processor time while 250 streams ran.
+Requests leave hardly any cycles to be found.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ def look_often(threshold: int) -> None:
     """Look at new objects when there are `threshold` more, and never at what was loaded so far;
     0 leaves the collector as Python has it.
 
-    With Python's own thresholds it goes through older ones several times a second: a tenth of the
-    event loop's time.
+    Python's own thresholds cost a tenth of the event loop's time.
     """
     if threshold:
         gc.collect()

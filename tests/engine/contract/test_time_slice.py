@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
-import struct
 import subprocess
 import sys
 import threading
@@ -14,18 +11,7 @@ import pytest
 
 from engine.contract import time_slice
 from engine.contract.time_slice import SHORT_NS, ask_for_short_turns
-
-_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
-kernel = tuple(int(part) for part in platform.release().split(".")[:2])
-keeps_slices = pytest.mark.skipif(kernel < (6, 12), reason="the kernel is older than 6.12")
-
-
-def turn_ns(thread_id: int = 0) -> int:
-    """What `sched_getattr` says of a thread."""
-    attr = ctypes.create_string_buffer(48)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert not libc.syscall(_SCHED_GETATTR[platform.machine()], thread_id, attr, 48, 0)
-    return int(struct.unpack("<IIQiIQQQ", attr.raw)[5])
+from tests.short_turns import keeps_slices, turn_ns
 
 
 @keeps_slices
