@@ -12,16 +12,18 @@ from engine.speculative.chances import MOST_TENANTS
 _SHARE = 0.003
 #: Tokens a row that may be owed for drafts, that there are for looks at first, and that a tenant
 #: keeps from better times; the rest is its sequences'.
-_CREDIT, _LOOKS, _MOST = 0.6, 0.1, 0.3
+_CREDIT, _LOOKS, _MOST = 0.55, 0.1, 0.3
 #: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
 #: What is beyond that waits until there are more rows again, or is paid: else each batch that ends
 #: row by row would leave the next one new credit.
 _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 #: While no more than so many tokens a row are owed for what was read another may be read, and of
 #: each token so much is forgiven.
-_LENT, _FORGIVEN = 0.5, 0.004
+_LENT, _FORGIVEN = 0.4, 0.004
 #: Tokens a row that may be owed before a head reads none of them along any more.
-_FOLLOWED = 1.0
+_FOLLOWED = 0.65
+#: Of both, rows beyond so many have this part: what reading a few brings is known for all.
+_MANY, _BEYOND = 8, 0.25
 
 
 @dataclass(slots=True)
@@ -45,6 +47,12 @@ class _Purse:
     longest: float = 0.0
     aside: float = 0.0
     owed_aside: float = 0.0
+
+    @property
+    def borrowers(self) -> float:
+        """As many rows as what is read is lent for."""
+        beyond = max(0, self.rows - _MANY)
+        return self.rows - beyond + _BEYOND * beyond
 
     def fill(self, step: int, count: int) -> None:
         """`Purses.fill`, of one tenant's `count` rows."""
@@ -157,7 +165,7 @@ class Purses:
         0: none is to be read.
         """
         purse = self._purses[tenant]
-        return self.brought(tenant) + _LENT * purse.rows - purse.owed
+        return self.brought(tenant) + _LENT * purse.borrowers - purse.owed
 
     def may_follow(self, tenant: str, tokens: float, owing: float) -> bool:
         """Whether a head may read one more of its sequences along, which takes so many tokens;
@@ -172,7 +180,7 @@ class Purses:
     def may_go_on(self, tenant: str) -> bool:
         """Whether a head may go on reading its sequences along."""
         purse = self._purses[tenant]
-        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.rows
+        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.borrowers
 
     def note_prompt(self, tenant: str, tokens: float) -> None:
         """Prompts of its took the time of so many tokens: as with tokens, a part is forgiven of

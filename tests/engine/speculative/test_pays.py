@@ -6,6 +6,7 @@ Time is simulated: see `simulation`. What counts is the time without the machine
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -221,6 +222,21 @@ def test_a_head_that_follows_prompts_for_nothing_costs_no_more_where_many_wait_f
                       lengths=(10, 32), noise=0.1, follows=Follows(0.02, 80.0, 5.0))  # fmt: skip
     made.run(40)  # a few prompts are followed on credit
     assert made.run(200).speed_up >= 0.985
+
+
+def test_a_tenants_first_tokens_with_a_head_that_is_never_right_are_no_slower() -> None:
+    """Whatever it takes to draw, and to follow a prompt and a row."""
+    rng, found = random.Random(5), []
+    for seed in range(60):
+        cost = rng.choice([ONE_CORE, BILLION, MILLIONS])
+        draw, row, follow = rng.uniform(0.02, 0.4), rng.uniform(0.0, 0.1), rng.uniform(0.0, 0.03)
+        prompt, length = rng.uniform(1.0, 10.0), rng.choice([20, 40, 79, 200])
+        parts = [part * cost(1) for part in (draw, row, follow, prompt)]
+        head = Follows(*parts[2:], rng.uniform(0.01, 0.08) * parts[3])
+        made = Simulation(cost, 1, often(0.0), draft=lambda n, d=parts: d[0] + d[1] * (n - 1),
+                          lengths=(length, length), seed=seed, follows=head)  # fmt: skip
+        found.append(made.run(80).speed_up)
+    assert min(found) >= _LEAST, found
 
 
 @pytest.mark.parametrize("draft", [None, lambda rows: 1.9 + 0.5 * (rows - 1)])
