@@ -15,6 +15,8 @@ from _pytest.runner import runtestprotocol
 FINDING = pytest.StashKey[bool]()
 #: The test that ran last.
 LAST = pytest.StashKey[pytest.Item]()
+#: What `--durations` leaves out.
+SHORT_S = 0.005
 
 
 class WholeFile(pytest.Item):
@@ -111,6 +113,20 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.run_tests(nextitem)
     elif isinstance(item, Behind):
         item.take_down(nextitem)
+    elif hasattr(item.config, "workerinput"):
+        run_and_tell(item, nextitem)
     else:
         return None
     return True
+
+
+def run_and_tell(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Run a test as pytest does. That it was set up and taken down, nobody needs to know of most:
+    to tell and to hear something takes as long as a small test.
+    """
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        told = report.when == "call" or not report.passed or report.sections
+        if told or report.duration >= SHORT_S:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

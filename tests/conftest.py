@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis.utils
 
-from tests import collecting, template
+from tests import collecting, light, template
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
 
@@ -33,13 +33,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 
-#: Most tests are here, and changing Django's settings for each of them adds up.
-WITHOUT_DJANGO = ("tests/kernels/", "tests/engine/")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers of our own, and how workers begin and collect."""
     config.pluginmanager.register(collecting)
+    config.pluginmanager.register(light)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(template)
     config.addinivalue_line(
@@ -69,6 +66,7 @@ def keep_imports(more: int) -> None:
     if len(sys.modules) >= kept + more:
         gc.collect()
         gc.freeze()
+        light.let_loggers_tell_the_root()
         kept = len(sys.modules)
 
 
@@ -96,13 +94,10 @@ def redis_url(short_tmp: Path) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _cheap_and_alone(request: pytest.FixtureRequest) -> None:
+def _cheap_and_alone(settings: Any) -> None:
     """Users are made by the dozen; a hash that is slow on purpose would cost seconds. What is
     counted in the cache, such as wrong passwords, starts at nothing in each test.
     """
-    if request.node.nodeid.startswith(WITHOUT_DJANGO):
-        return
-    settings = request.getfixturevalue("settings")
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     backend = "django.core.cache.backends.locmem.LocMemCache"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}}

@@ -33,10 +33,13 @@ FILES = {
     """,
     "one/__init__.py": "",
     "one/conftest.py": """
+        import time
+
         import pytest
 
         @pytest.fixture(scope="package")
         def shared():
+            time.sleep(0.01)
             yield []
             assert False, "a folder's rest"
     """,
@@ -132,3 +135,8 @@ def test_a_chosen_test_runs_alone(folder: Path) -> None:
     for flags in (["-k", "it_begins", "one"], ["one/test_first.py::test_it_begins"]):
         status, said = run(folder, 1, *flags)
         assert (status, counted(said)) == (1, {"passed": 1, "error": 1}), said  # a folder's rest
+
+
+def test_a_set_up_that_takes_its_time_is_told_of(folder: Path) -> None:
+    said = run(folder, 1, "--durations=0", "one")[1]
+    assert re.findall(r"s setup +(\S+)", said) == ["one/test_first.py::test_it_begins"], said
