@@ -22,8 +22,9 @@ _DEEPEST, _DEEPEST_READ = 1.0, 8.0
 _LENT, _FORGIVEN = 0.4, 0.004
 #: Tokens a row that may be owed before a head reads none of them along any more.
 _FOLLOWED = 0.65
-#: Of both, rows beyond so many have this part: what reading a few brings is known for all.
-_MANY, _BEYOND = 8, 0.25
+#: Rows beyond so many are lent this part of what a row is, for drafts and for what is read: whether
+#: drafts hold is known for all after a few.
+_MANY, _MANY_READ, _BEYOND = 16, 8, 0.25
 
 
 @dataclass(slots=True)
@@ -48,10 +49,9 @@ class _Purse:
     aside: float = 0.0
     owed_aside: float = 0.0
 
-    @property
-    def borrowers(self) -> float:
-        """As many rows as what is read is lent for."""
-        beyond = max(0, self.rows - _MANY)
+    def borrowers(self, many: int) -> float:
+        """As many rows as something is lent for."""
+        beyond = max(0, self.rows - many)
         return self.rows - beyond + _BEYOND * beyond
 
     def fill(self, step: int, count: int) -> None:
@@ -140,7 +140,7 @@ class Purses:
     def left(self, tenant: str) -> float:
         """Tokens that its drafts may cost in this step."""
         purse = self._purses[tenant]
-        return purse.balance + _CREDIT * purse.rows
+        return purse.balance + _CREDIT * purse.borrowers(_MANY)
 
     def left_for_looks(self, tenant: str) -> float:
         """Tokens that looking for drafts may cost it in this step."""
@@ -165,7 +165,7 @@ class Purses:
         0: none is to be read.
         """
         purse = self._purses[tenant]
-        return self.brought(tenant) + _LENT * purse.borrowers - purse.owed
+        return self.brought(tenant) + _LENT * purse.borrowers(_MANY_READ) - purse.owed
 
     def may_follow(self, tenant: str, tokens: float, owing: float) -> bool:
         """Whether a head may read one more of its sequences along, which takes so many tokens;
@@ -180,7 +180,7 @@ class Purses:
     def may_go_on(self, tenant: str) -> bool:
         """Whether a head may go on reading its sequences along."""
         purse = self._purses[tenant]
-        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.borrowers
+        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.borrowers(_MANY_READ)
 
     def note_prompt(self, tenant: str, tokens: float) -> None:
         """Prompts of its took the time of so many tokens: as with tokens, a part is forgiven of

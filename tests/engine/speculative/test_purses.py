@@ -189,12 +189,15 @@ def test_a_head_follows_no_prompt_while_its_last_ones_are_owed_and_leaves_who_ow
     assert purses.may_follow("a", 0.4, 0.0)
 
 
-def test_the_first_prompts_of_a_full_batch_are_lent_little() -> None:
-    """Whether a tenant's drafts hold is known after a few: 32 rows of 40 tokens each may owe half a
-    percent of them, and one prompt's reading more.
+def test_a_full_batch_is_lent_little() -> None:
+    """Whether a tenant's drafts hold is known after a few: 32 rows of 40 tokens each may owe one
+    percent of them for drafts, half of one for what is read, and one prompt's reading more.
     """
-    assert filled(a=32).left_to_read("a") < 0.005 * 32 * 40
-    assert filled(a=8).left_to_read("a") == pytest.approx(8 * filled(a=1).left_to_read("a"))
+    full, one = filled(a=32), filled(a=1)
+    assert full.left("a") < 0.01 * 32 * 40
+    assert full.left_to_read("a") < 0.005 * 32 * 40
+    assert filled(a=16).left("a") == pytest.approx(16 * one.left("a"))
+    assert filled(a=8).left_to_read("a") == pytest.approx(8 * one.left_to_read("a"))
 
 
 def test_what_a_long_prompt_took_is_owed_whole() -> None:
