@@ -2,39 +2,66 @@
 
 Two hundred of one tenant's requests that begin or end take the loop hundreds of milliseconds, and a
 step's tokens of as many streams tens. In that time another tenant's would wait for all of them: at
-each of the handful of turns that a request takes until its first token has left.
+each of the handful of turns that a request takes until its first token has left. Nor does it wait
+for the next of these turns, which are long then: a tenant of whom nobody waits goes on at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
 from weakref import WeakKeyDictionary
+
+
+class Waiter(Protocol):
+    """What of a future is needed."""
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+
+    def set_result(self, result: None, /) -> None:
+        """It's its turn."""
 
 
 class FairTurns:
     """Lets those who wait go on. All methods are called on one event loop.
 
     Args:
-        at_once: how many go on in one turn of the loop.
+        at_once: how many go on in one turn of the loop; and of how many tenants, none of whose
+            wait, one each does beside them.
     """
 
     def __init__(self, at_once: int) -> None:
-        self._at_once = self._left = at_once
-        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._at_once = self._left = self._beside = at_once
+        self._lines: OrderedDict[str, deque[Waiter]] = OrderedDict()
+        #: Tenants of whom one went on in this turn.
+        self._gone: set[str] = set()
         self._counting = False
 
-    def give(self, tenant: str, waiter: asyncio.Future[None]) -> None:
+    def give(self, tenant: str, waiter: Waiter) -> None:
         """Set the waiter's result when it's its turn: now, unless several came before it."""
         if not self._counting:
             self._counting = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._next_turn, loop)
-        if self._left and not self._lines:
-            self._left -= 1
+        if self._goes_now(tenant):
             waiter.set_result(None)
         else:
             self._lines.setdefault(tenant, deque()).append(waiter)
+
+    def _goes_now(self, tenant: str) -> bool:
+        """Whether one that comes now needn't wait; it's counted then."""
+        if self._left and not self._lines:
+            self._left -= 1
+        elif self._beside and tenant not in self._gone and tenant not in self._lines:
+            self._beside -= 1
+        else:
+            return False
+        self._gone.add(tenant)
+        return True
 
     async def wait(self, tenant: str) -> None:
         """Return when it's the turn of whoever calls."""
@@ -44,7 +71,8 @@ class FairTurns:
             await waiter
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._at_once
+        self._left = self._beside = self._at_once
+        self._gone.clear()
         while self._left and self._lines:
             tenant, line = self._lines.popitem(last=False)
             first = line.popleft()
@@ -52,6 +80,7 @@ class FairTurns:
                 self._lines[tenant] = line  # behind the others
             if not first.done():  # else nobody waits any more
                 first.set_result(None)
+                self._gone.add(tenant)
                 self._left -= 1
         self._counting = self._left < self._at_once or bool(self._lines)
         if self._counting:
@@ -64,13 +93,18 @@ class LoopTurns:
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, FairTurns] = WeakKeyDictionary()
+        self._last: tuple[Callable[[], object], FairTurns] | None = None
 
     def here(self) -> FairTurns:
         """The running loop's."""
         loop = asyncio.get_running_loop()
+        # A token asks, and to look into the dictionary takes as long as to hand one out.
+        if self._last is not None and self._last[0]() is loop:
+            return self._last[1]
         turns = self._of.get(loop)
         if turns is None:
             turns = self._of[loop] = FairTurns(self._at_once)
+        self._last = weakref.ref(loop), turns
         return turns
 
 

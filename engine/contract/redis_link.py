@@ -15,7 +15,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
@@ -35,6 +35,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 logger = logging.getLogger(__name__)
 
 Word = bytes | str | int | float
+#: Told a reply; raises nothing.
+Hear = Callable[[Any], None]
 CONNECT_TIMEOUT_S = 5.0
 #: Commands that wait for replies; more are refused. A Redis that stands still must not fill memory.
 MAX_PENDING = 100_000
@@ -95,14 +97,18 @@ class RedisLink:
         self._waiting: list[asyncio.Future[Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def send(self, *words: Word) -> asyncio.Future[Any]:
+    def send(self, *words: Word, hear: Hear | None = None) -> asyncio.Future[Any]:
         """Send a command in this turn of the loop; the future has its reply (RESP2, bytes).
+
+        `hear` is called with the reply as it arrives, where whoever awaits the future goes on with
+        the loop's next turn, which may be long.
 
         The future fails with `redis.RedisError`: `ResponseError` and `NoScriptError` are Redis's
         own answers, `ConnectionError` and `TimeoutError` leave open whether it ran.
         """
         loop = self._loop = self._loop or asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any]
+        future = loop.create_future() if hear is None else _Heard(hear, loop=loop)
         wire = self._wire
         if len(self._waiting) + (len(wire.pending) if wire else 0) >= MAX_PENDING:
             future.set_exception(RedisConnectionError("Too many commands wait for Redis."))
@@ -111,7 +117,7 @@ class RedisLink:
         self._waiting.append(future)
         if len(self._waiting) == 1:
             if wire is not None:
-                loop.call_soon(self._flush)
+                loop.call_soon(self.flush)
             elif self._connecting is None:
                 self._connecting = loop.create_task(self._connect())
         return future
@@ -126,11 +132,12 @@ class RedisLink:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
         if self._wire is not None:
-            self._flush()
+            self.flush()
             self._wire.close()
         self._fail_unsent(RedisConnectionError("The connection to Redis was closed."))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write now what was sent, and not at the end of this turn of the loop."""
         wire = self._wire
         if wire is None:  # it broke meanwhile: what was not sent yet may go over the next one
             if self._waiting and self._connecting is None:
@@ -147,7 +154,7 @@ class RedisLink:
             self._fail_unsent(_as_redis_error(error))
         finally:
             self._connecting = None
-        self._flush()
+        self.flush()
 
     def _broken(self, wire: _Wire) -> None:
         if self._wire is wire:
@@ -156,6 +163,19 @@ class RedisLink:
     def _fail_unsent(self, error: RedisError) -> None:
         waiting, self._waiting, self._unsent = self._waiting, [], []
         _fail(waiting, error)
+
+
+class _Heard(asyncio.Future[Any]):
+    """Tells somebody of its result at once."""
+
+    def __init__(self, hear: Hear, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._hear = hear
+
+    def set_result(self, result: Any) -> None:
+        """The reply is here."""
+        super().set_result(result)
+        self._hear(result)
 
 
 class _Wire(asyncio.Protocol):

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: Requests of one submission that are placed in one turn of the event loop.
 PLACED_AT_ONCE = 16
+#: Answers of one step that are begun as it arrives.
+BEGUN_AT_ONCE = 32
 #: For how long after a refusal the next one is expected.
 LATELY_S = 2.0
 #: Of a prompt of vectors, what says which replica may have its beginning.
@@ -80,6 +82,7 @@ class EngineClient:
             self._link,
             self.gateway_id,
             prefix,
+            self._begin,
             self._deliver,
             self.journal.save,
             self.watchman.doubt_redis,
@@ -200,6 +203,7 @@ class EngineClient:
         try:
             for flight in there:
                 self.try_place(flight)
+            self._link.flush()  # a turn of the loop is long while many begin
         finally:
             if len(turn) == PLACED_AT_ONCE:
                 loop = asyncio.get_running_loop()
@@ -268,23 +272,36 @@ class EngineClient:
 
     # -- tokens -------------------------------------------------------------------------------
 
+    def _begin(self, batch: OutboxBatch) -> None:
+        """Hand out what begins answers, of a batch that arrives just now: whoever has no token yet
+        has waited longest. The rest of the batch, and of very many of these, is for `_deliver`.
+        """
+        first = [delta for delta in batch.deltas if not delta.start][:BEGUN_AT_ONCE]
+        if first:
+            taken = set(map(id, first))
+            batch.deltas = [delta for delta in batch.deltas if id(delta) not in taken]
+            for delta in first:
+                self._hand_out(batch, delta)
+
     async def _deliver(self, batch: OutboxBatch) -> None:
         for reply in batch.replies:
             self.controls.take(reply)
-        # A step may have thousands, and whoever has no token yet has waited longest.
+        # A step may have thousands.
         async for delta in in_turns(sorted(batch.deltas, key=_goes_on)):
-            flight = self._flights.get(delta.request_id)
-            if flight is None or not flight.placed:
-                self._take_farewell(delta)
-                continue
-            if flight.runs_at(batch):
-                self._take(flight, delta)
-            else:
-                # The replica restarted and took up what it had left. It begins anew, and without
-                # a seed its tokens differ: go on from the tokens that the client has.
-                self.fleet.forget(flight.replica_id)
-                flight.suspect()
-                self.orphan(flight, "its replica restarted")
+            self._hand_out(batch, delta)
+
+    def _hand_out(self, batch: OutboxBatch, delta: TokenDelta) -> None:
+        flight = self._flights.get(delta.request_id)
+        if flight is None or not flight.placed:
+            self._take_farewell(delta)
+        elif flight.runs_at(batch):
+            self._take(flight, delta)
+        else:
+            # The replica restarted and took up what it had left. It begins anew, and without
+            # a seed its tokens differ: go on from the tokens that the client has.
+            self.fleet.forget(flight.replica_id)
+            flight.suspect()
+            self.orphan(flight, "its replica restarted")
 
     def _take_farewell(self, delta: TokenDelta) -> None:
         """Of an abandoned flight only the end matters; of an attempt that was given up nothing."""

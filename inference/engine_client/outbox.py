@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError
@@ -18,12 +20,18 @@ from inference.turns import in_turns
 logger = logging.getLogger(__name__)
 
 READ_COUNT = 256
+#: Entries that are looked into as they arrive; more wait for the loop's next turns.
+LOOKED_AT = 2
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
 EXPIRE_S = protocol.OUTBOX_TTL_S
 RETRY_S = 0.2
 PROBE_EXPIRE_S = 60
+
+
+#: An entry's id, and what isn't read yet or is.
+_Arrived = tuple[bytes, bytes | None, OutboxBatch | None]
 
 
 class OutboxReader:
@@ -34,6 +42,8 @@ class OutboxReader:
     Args:
         reading: a link of its own, whose timeout allows for blocking reads.
         link: for short commands.
+        begin: called with a batch as it arrives, if it's among the first that do; takes out of it
+            what can't wait for the loop's next turn, and does little.
         deliver: called on the loop with each batch; must not block.
         save: keeps elsewhere what `deliver` was given; awaited before that is removed here.
         on_error: called when Redis could not be read.
@@ -45,12 +55,14 @@ class OutboxReader:
         link: RedisLink,
         gateway_id: str,
         prefix: str,
+        begin: Callable[[OutboxBatch], None],
         deliver: Callable[[OutboxBatch], Awaitable[None]],
         save: Callable[[], Awaitable[None]],
         on_error: Callable[[], None],
     ) -> None:
         self._reading, self._link = reading, link
-        self._deliver, self._save, self._on_error = deliver, save, on_error
+        self._begin, self._deliver = begin, deliver
+        self._save, self._on_error = save, on_error
         self.key = protocol.outbox_key(gateway_id, prefix)
         self._progress = Progress(gateway_id, prefix)
         self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
@@ -68,26 +80,52 @@ class OutboxReader:
                 await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
-        found = await self._reading.execute(*self._command, self._last)
-        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
-        async for entry_id, fields in in_turns(found[0][1] if found else ()):
+        arrived: list[_Arrived] = []
+        reply = self._reading.send(*self._command, self._last, hear=partial(self._look, arrived))
+        self._reading.flush()
+        await reply
+        async for entry_id, data, batch in in_turns(arrived):
             self._last = entry_id
-            if fields and len(fields) > 1 and fields[0] == protocol.FIELD:
-                await self._hand_out(fields[1])
+            if (there := batch or self._read_of(data)) is not None:
+                await self._hand_out(there)
             self._handed_out = entry_id
             self._has_news.set()
 
-    async def _hand_out(self, data: bytes) -> None:
+    def _look(self, arrived: list[_Arrived], found: Any) -> None:
+        """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
+        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
+        for entry_id, fields in found[0][1] if found else ():
+            there = fields and len(fields) > 1 and fields[0] == protocol.FIELD
+            data, batch = fields[1] if there else None, None
+            if len(arrived) < LOOKED_AT:
+                data, batch = None, self._read_of(data)
+                if batch is not None:
+                    self._guarded(batch)
+            arrived.append((entry_id, data, batch))
+
+    def _read_of(self, data: bytes | None) -> OutboxBatch | None:
+        """The batch, which counts as read; None for an entry that isn't one."""
+        if data is None:
+            return None
         try:
             batch = protocol.decode_outbox(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             # The gap that this leaves is found by the tokens' positions and repaired.
             logger.error("An outbox entry can't be read: %s", error)
-            return
+            return None
         self._progress.note(batch)
+        return batch
+
+    def _guarded(self, batch: OutboxBatch) -> None:
+        try:
+            self._begin(batch)
+        except Exception:  # one bad batch must not end every stream of this process
+            logger.exception("A batch of replica %s could not be begun.", batch.replica_id)
+
+    async def _hand_out(self, batch: OutboxBatch) -> None:
         try:
             await self._deliver(batch)
-        except Exception:  # one bad batch must not end every stream of this process
+        except Exception:  # as above
             logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
 
     async def keep_trimmed(self) -> None:

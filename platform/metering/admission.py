@@ -182,7 +182,9 @@ async def admit(caller: Caller, asking: Asking) -> Admission:
     asked = await _asked(caller, asking)
     if not (asked.buckets or asked.running or asked.budgets):
         # Nothing to ask, and nothing to wait for; should this gateway die, another one bills it.
-        redis_link().send("HSET", open_key(GATEWAY), asking.request_id, asked.open_request)
+        link = redis_link()
+        link.send("HSET", open_key(GATEWAY), asking.request_id, asked.open_request)
+        link.flush()  # before the engine hears of it, which it does over another connection
         return replace(UNLIMITED, rates=asked.rates, held=True)
     return await _take_in_time(asked)
 

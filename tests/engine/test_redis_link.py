@@ -48,6 +48,40 @@ async def test_a_caller_who_leaves_takes_no_ones_reply(link: RedisLink) -> None:
     assert await stays == b"stays"
 
 
+async def test_a_reply_is_heard_as_it_arrives_before_whoever_awaits_it_goes_on(
+    link: RedisLink,
+) -> None:
+    heard: list[object] = []
+    reply = link.send("ECHO", "news", hear=lambda found: heard.append((found, order.copy())))
+    order: list[str] = []
+
+    async def wait() -> None:
+        await reply
+        order.append("awaited")
+
+    await wait()
+    assert heard == [(b"news", [])]
+    failed = link.send("NOSUCH", hear=heard.append)
+    with pytest.raises(ResponseError):
+        await failed
+    assert len(heard) == 1
+
+
+async def test_what_was_sent_is_written_with_the_turn_or_when_asked_and_once(
+    link: RedisLink,
+) -> None:
+    await link.execute("PING")
+    wire = link._wire
+    assert wire is not None
+    first = link.send("ECHO", "1")
+    assert not wire.pending
+    link.flush()
+    assert list(wire.pending) == [first]
+    second = link.send("ECHO", "2")
+    assert await asyncio.gather(first, second) == [b"1", b"2"]
+    assert not wire.pending
+
+
 async def test_binary_words_and_numbers_arrive_as_they_are(link: RedisLink) -> None:
     data = bytes(range(256)) * 4096
     await link.execute("SET", "k", data)

@@ -30,6 +30,29 @@ async def test_fault_51_one_of_another_tenant_goes_on_before_the_rest_of_a_burst
     assert [name for name in begun if name[0] == "a"] == [f"a{n}" for n in range(200) if n != 100]
 
 
+async def test_one_of_a_tenant_of_whom_nobody_waits_goes_on_at_once_and_a_second_in_line() -> None:
+    turns, begun = FairTurns(AT_ONCE), list[str]()
+
+    def give(name: str) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        turns.give(name[0], waiter)
+        if waiter.done():
+            begun.append(name)
+
+    for number in range(200):
+        give(f"a{number}")
+    assert begun == [f"a{number}" for number in range(AT_ONCE)]
+    for tenant in "bbccdefg":
+        give(tenant)
+    # One each, and of no more tenants than go on of those who wait.
+    assert begun[AT_ONCE:] == ["b", "c", "d", "e"][:AT_ONCE]
+    begun.clear()
+    await asyncio.sleep(0)
+    for tenant in "adh":  # d went on at once before
+        give(tenant)
+    assert begun == ["d", "h"]
+
+
 async def test_who_comes_alone_does_not_wait() -> None:
     turns = FairTurns(AT_ONCE)
     for _ in range(3):

@@ -7,25 +7,65 @@ from types import SimpleNamespace
 import pytest
 
 from engine.contract.protocol import OutboxBatch, TokenDelta
-from inference.engine_client import get_engine_client
+from inference.engine_client import EngineClient, get_engine_client
+from inference.engine_client.client import BEGUN_AT_ONCE
 from tests.inference.conftest import Gateway
+
+Taken = list[tuple[str, int]]
+SENT = (("a", 7), ("a", 8), ("b", 3), ("c", 0), ("c", 1))
+
+
+def batch_of(*sent: tuple[str, int]) -> OutboxBatch:
+    deltas = [TokenDelta(request_id=name, token_ids=[1], start=at) for name, at in sent]
+    return OutboxBatch(replica_id="r", incarnation="i", step=1, deltas=deltas)
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> EngineClient:
+    """This loop's."""
+    return get_engine_client()
+
+
+@pytest.fixture
+def taken(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Taken:
+    """What is handed out, of requests that all run where it comes from."""
+    found: Taken = []
+    flying = SimpleNamespace(placed=True, runs_at=lambda batch: True)
+    flights = SimpleNamespace(get=lambda name: flying)
+    monkeypatch.setattr(
+        client,
+        "_hand_out",
+        EngineClient._hand_out.__get__(
+            SimpleNamespace(
+                _flights=flights,
+                _take=lambda flight, delta: found.append((delta.request_id, delta.start)),
+            )
+        ),
+    )
+    return found
 
 
 async def test_an_answers_first_token_does_not_wait_for_those_that_go_on(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    client: EngineClient, taken: Taken
 ) -> None:
-    client = get_engine_client()
-    taken: list[tuple[str, int]] = []
-    flying = SimpleNamespace(placed=True, runs_at=lambda batch: True)
-    deltas = [
-        TokenDelta(request_id=name, token_ids=[1], start=at)
-        for name, at in (("a", 7), ("a", 8), ("b", 3), ("c", 0), ("c", 1))
-    ]
-    batch = OutboxBatch(replica_id="r", incarnation="i", step=1, deltas=deltas)
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "_flights", dict.fromkeys("abc", flying))
-        patch.setattr(
-            client, "_take", lambda flight, delta: taken.append((delta.request_id, delta.start))
-        )
-        await client._deliver(batch)
+    await client._deliver(batch_of(*SENT))
     assert taken == [("c", 0), ("a", 7), ("a", 8), ("b", 3), ("c", 1)]
+
+
+async def test_nor_for_the_next_turn_of_the_loop(client: EngineClient, taken: Taken) -> None:
+    batch = batch_of(*SENT)
+    client._begin(batch)
+    assert taken == [("c", 0)]
+    await client._deliver(batch)
+    assert taken == [("c", 0), ("a", 7), ("a", 8), ("b", 3), ("c", 1)]
+
+
+async def test_of_very_many_first_tokens_the_rest_comes_in_turns(
+    client: EngineClient, taken: Taken
+) -> None:
+    sent = [(f"r{number}", 0) for number in range(2 * BEGUN_AT_ONCE)]
+    batch = batch_of(*sent)
+    client._begin(batch)
+    assert taken == sent[:BEGUN_AT_ONCE]
+    await client._deliver(batch)
+    assert taken == sent

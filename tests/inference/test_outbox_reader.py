@@ -11,21 +11,26 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from engine.contract import protocol
 from engine.contract.protocol import OutboxBatch
 from inference.engine_client.connection import reading_link, short_link
-from inference.engine_client.outbox import OutboxReader
+from inference.engine_client.outbox import LOOKED_AT, OutboxReader
 from inference.settings import redis_url
 from tests.inference.conftest import Gateway, until
 
 
 @asynccontextmanager
 async def reading(
-    gateway: Gateway, steps: list[int], save: Callable[[], Awaitable[None]], errors: list[str]
+    gateway: Gateway,
+    steps: list[int],
+    save: Callable[[], Awaitable[None]],
+    errors: list[str],
+    begin: Callable[[OutboxBatch], None] = lambda batch: None,
 ) -> AsyncIterator[OutboxReader]:
     async def deliver(batch: OutboxBatch) -> None:
         steps.append(batch.step)
 
     short, long = short_link(redis_url()), reading_link(redis_url())
     reader = OutboxReader(
-        long, short, "reader", gateway.prefix, deliver, save, lambda: errors.append("doubt")
+        *(long, short, "reader", gateway.prefix, begin, deliver, save),
+        lambda: errors.append("doubt"),
     )
     tasks = [asyncio.create_task(reader.run()), asyncio.create_task(reader.keep_trimmed())]
     try:
@@ -99,3 +104,32 @@ async def test_what_could_not_be_kept_is_not_removed_and_tried_again(gateway: Ga
         await write(gateway, reader, 1)
         await trimmed(gateway, reader)
     assert (tries, errors) == ([1, 1], ["doubt"])
+
+
+async def test_the_first_entries_are_looked_into_as_they_arrive_and_all_are_handed_out_in_order(
+    gateway: Gateway,
+) -> None:
+    seen: list[str] = []
+    steps: list[int] = []
+
+    async def save() -> None:
+        """Kept."""
+
+    def begin(batch: OutboxBatch) -> None:
+        seen.append(f"{batch.step} after {len(steps)}")
+        if batch.step == 1:
+            raise ValueError("a bad batch ends nothing")
+
+    count = LOOKED_AT + 2
+    key = protocol.outbox_key("reader", gateway.prefix)
+    for step in range(1, count):
+        data = protocol.encode(OutboxBatch(replica_id="r", incarnation="i", step=step))
+        await gateway.redis.xadd(key, {protocol.FIELD: data})
+    await gateway.redis.xadd(key, {protocol.FIELD: b"no batch"})
+    async with reading(gateway, steps, save, [], begin) as reader:
+        await write(gateway, reader, count)
+        await until(lambda: len(steps) == count)
+        assert steps == [*range(1, count + 1)]
+        assert seen[:LOOKED_AT] == [f"{step} after 0" for step in range(1, LOOKED_AT + 1)]
+        assert len(seen) < count
+        await trimmed(gateway, reader)

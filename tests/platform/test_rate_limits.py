@@ -90,6 +90,17 @@ async def test_without_limits_redis_is_not_even_asked(settings) -> None:
     assert await enter(none) == replace(UNLIMITED, held=True)
 
 
+async def test_what_another_gateway_would_bill_is_written_before_the_engine_can_hear_of_it() -> (
+    None
+):
+    await redis_link().execute("PING")  # it's connected
+    await enter(caller(), request_id="r1")
+    wire = redis_link()._wire
+    assert wire is not None
+    assert len(wire.pending) == 1  # written, not answered yet
+    assert await redis_link().execute("HEXISTS", open_key(GATEWAY), "r1") == 1
+
+
 async def test_fault_24_of_200_concurrent_requests_no_more_get_in_than_the_limit() -> None:
     who = caller(requests_per_minute=50)
     results = await asyncio.gather(*[enter(who) for _ in range(200)], return_exceptions=True)
