@@ -42,6 +42,7 @@ def test_0_leaves_it_as_python_has_it() -> None:
 
 async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "LOOK_FOR_IDLE_EVERY_S", 0.001)
+    monkeypatch.setattr(collector, "QUIET_S", 0.001)
     collector.look_often(1_000_000)
     idle = False
     looks = 0
@@ -64,3 +65,23 @@ async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPa
         await until(lambda: kept() is None)
     finally:
         task.cancel()
+
+
+async def test_a_moment_between_two_crowds_is_no_quiet_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "LOOK_FOR_IDLE_EVERY_S", 0.001)
+    monkeypatch.setattr(collector, "QUIET_S", 0.001)
+    monkeypatch.setattr(gc, "get_count", lambda: (0, collector.OLDER_WHEN_IDLE_AFTER, 0))
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(len(looks)))
+    looks: list[bool] = []
+    collected: list[int] = []
+
+    def is_idle() -> bool:
+        looks.append(len(looks) not in (1, 3))  # busy again a moment later, twice
+        return looks[-1]
+
+    task = asyncio.create_task(collector.collect_when_idle(is_idle))
+    try:
+        await until(lambda: collected)
+    finally:
+        task.cancel()
+    assert collected[0] == 6
