@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from engine.contract.errors import EngineUnavailable, ModelLoadError
@@ -13,7 +15,9 @@ from engine.text import Tokenizer, load_tokenizer
 from inference.rendering.pool import render_pool
 
 KEPT = 16
-#: A folder's files are looked at again after so long: a model may be replaced under its name.
+#: A folder's files are looked at again after so long: a model may be replaced under its name. Who
+#: asks in the second half of that time has them looked at meanwhile, so a busy model's requests
+#: don't wait for it.
 CHECK_EVERY_S = 10.0
 LOAD_TIMEOUT_S = 120.0
 
@@ -44,22 +48,33 @@ class TokenizerCache:
         """
         name = path, chat_template
         entry = self._entries.get(name)
-        if entry is not None and time.monotonic() - entry.checked_at < CHECK_EVERY_S:
+        age = math.inf if entry is None else time.monotonic() - entry.checked_at
+        if entry is not None and age < CHECK_EVERY_S:
             self._entries.move_to_end(name)
+            if age >= CHECK_EVERY_S / 2:
+                self._look(name, entry)
             return entry.tokenizer
-        loop = asyncio.get_running_loop()
-        task = self._loading.get(name)
-        if task is None or task.done() or task.get_loop() is not loop:
-            task = self._loading[name] = loop.create_task(self._load(name, entry))
         try:
-            return (await asyncio.shield(task)).tokenizer
+            return (await asyncio.shield(self._look(name, entry))).tokenizer
         except ModelLoadError as error:
             raise EngineUnavailable(
                 f"The model's tokenizer can't be read: {error.message}"
             ) from error
-        finally:
-            if task.done() and self._loading.get(name) is task:
-                del self._loading[name]
+
+    def _look(self, name: Name, known: _Entry | None) -> asyncio.Task[_Entry]:
+        """The look at the folder that runs, or one that begins now."""
+        loop = asyncio.get_running_loop()
+        task = self._loading.get(name)
+        if task is None or task.done() or task.get_loop() is not loop:
+            task = self._loading[name] = loop.create_task(self._load(name, known))
+            task.add_done_callback(partial(self._looked, name))
+        return task
+
+    def _looked(self, name: Name, task: asyncio.Task[_Entry]) -> None:
+        if self._loading.get(name) is task:
+            del self._loading[name]
+        if not task.cancelled():
+            task.exception()  # seen: where nobody waits, who asks when it's too old is told
 
     async def _load(self, name: Name, known: _Entry | None) -> _Entry:
         fresh = await render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, *name, known)

@@ -7,6 +7,7 @@ import gc
 import json
 import shutil
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from inference.rendering.fair_threads import FairThreads
 from inference.rendering.messages import template_messages
 from inference.rendering.pool import RenderPool, rendering_for
 from inference.rendering.prompts import chat_token_ids, text_token_ids
-from inference.rendering.tokenizers import TokenizerCache
+from inference.rendering.tokenizers import CHECK_EVERY_S, TokenizerCache
 
 INFO = ModelInfo(name="m", path="", max_model_len=100, vocab_size=512, dtype="float32")
 
@@ -145,6 +146,33 @@ async def test_a_bounded_number_of_tokenizers_is_kept(
         shutil.copytree(model_folder, tmp_path / name)
         await cache.get(str(tmp_path / name))
     assert len(cache._entries) == 2
+
+
+async def test_a_busy_models_requests_do_not_wait_until_its_folder_was_looked_at_again(
+    model_folder: Path,
+) -> None:
+    folder, cache = str(model_folder), TokenizerCache()
+    known = await cache.get(folder)
+    [entry] = cache._entries.values()
+
+    async def answers_at_once(age: float) -> bool:
+        """Whether it does so long after it looked, with what was known."""
+        entry.checked_at = time.monotonic() - age
+        asked = asyncio.create_task(cache.get(folder))
+        await asyncio.sleep(0)
+        at_once = asked.done()
+        assert await asked is known
+        return at_once
+
+    assert await answers_at_once(0.4 * CHECK_EVERY_S)
+    assert not cache._loading
+    for _ in range(2):  # one look for both
+        assert await answers_at_once(0.6 * CHECK_EVERY_S)
+    [look] = cache._loading.values()
+    await look
+    assert time.monotonic() - entry.checked_at < 0.5 * CHECK_EVERY_S
+    assert not await answers_at_once(1.1 * CHECK_EVERY_S)
+    assert not cache._loading
 
 
 async def test_a_folder_that_is_not_shared_is_the_servers_fault(tmp_path: Path) -> None:
