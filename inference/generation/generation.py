@@ -266,9 +266,9 @@ class Generation:
 
     def _time(self, num_tokens: int) -> None:
         now = time.perf_counter()
-        history.tokens(self.job, num_tokens)
         if self.first_token_at is None:
             self.first_token_at = now
+            history.tokens(self.job, num_tokens)
             recorder.first_token(self.job, self._submission.replica_id, now - self.job.received)
         elif num_tokens:
             recorder.token_gap(

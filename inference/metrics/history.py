@@ -30,10 +30,12 @@ class HistoryCounts:
 
     def gap(self, job: Job, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
-        self._add(job, _GAPS[place_of(seconds / num_tokens)], num_tokens)
+        series = _series_of(job)
+        self._count(series, _GAPS[place_of(seconds / num_tokens)], num_tokens)
+        self._count(series, "completion_tokens", num_tokens)
 
     def tokens(self, job: Job, num_tokens: int) -> None:
-        """So many tokens of an answer have come."""
+        """So many tokens of an answer have come, the first ones."""
         self._add(job, "completion_tokens", num_tokens)
 
     def ended(self, job: Job, usage: Usage, reason: str) -> None:
@@ -59,9 +61,7 @@ class HistoryCounts:
             self._count(series, what, count)
 
     def _add(self, job: Job, what: str, count: int) -> None:
-        served = job.served
-        adapter = served.use.name if served.use is not None else ""
-        self._count((job.caller.tenant_id, served.base, adapter), what, count)
+        self._count(_series_of(job), what, count)
 
     def _count(self, series: Series, what: str, count: int) -> None:
         if not count:
@@ -71,6 +71,12 @@ class HistoryCounts:
                 series = (0, series[1], "")
             self._series.add(series)
         self._counts[series, what] = self._counts.get((series, what), 0) + count
+
+
+def _series_of(job: Job) -> Series:
+    served = job.served
+    adapter = served.use.name if served.use is not None else ""
+    return job.caller.tenant_id, served.base, adapter
 
 
 history = HistoryCounts()

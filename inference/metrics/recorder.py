@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from inference.generation.usage import Usage
 
 Series = tuple[str, tuple[str, ...]]
+#: Between tokens, and under which other name the same is told: it's counted once a token.
+_GAPS = "vllm:inter_token_latency_seconds"
+_OLDER_NAMES = {_GAPS: "vllm:time_per_output_token_seconds"}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
@@ -66,10 +69,8 @@ class Recorder:
 
     def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
-        labels, each = (job.served.base, engine), seconds / num_tokens
         history.gap(job, seconds, num_tokens)
-        self.observe("vllm:inter_token_latency_seconds", labels, each, num_tokens)
-        self.observe("vllm:time_per_output_token_seconds", labels, each, num_tokens)
+        self.observe(_GAPS, (job.served.base, engine), seconds / num_tokens, num_tokens)
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
         """A request's first token has come."""
@@ -162,10 +163,11 @@ class Recorder:
         """Remove and return the increments, by the field of the hash that they belong to."""
         increments: dict[str, float] = {}
         for (name, labels), distribution in self._distributions.items():
-            for place, count in enumerate(distribution.counts):
-                if count:
-                    increments[field_of(name, labels, str(place))] = count
-            increments[field_of(name, labels, "sum")] = distribution.total
+            for known_as in (name, _OLDER_NAMES[name]) if name in _OLDER_NAMES else (name,):
+                for place, count in enumerate(distribution.counts):
+                    if count:
+                        increments[field_of(known_as, labels, str(place))] = count
+                increments[field_of(known_as, labels, "sum")] = distribution.total
         for (name, labels), count in self._counters.items():
             increments[field_of(name, labels, "")] = count
         self._distributions, self._counters = {}, {}
@@ -175,6 +177,8 @@ class Recorder:
         """Put increments back that could not be written."""
         for field, amount in increments.items():
             name, labels, part = split_field(field)
+            if name in _OLDER_NAMES.values():
+                continue  # it comes with the other
             if not part:
                 self.count(name, labels, int(amount))
                 continue

@@ -106,8 +106,11 @@ class NumberedWriter(StreamWriter[Any]):
         output = self._generation.outputs[increment.number][increment.index]
         self._counts[place] = output.num_tokens
         self._ended[place] = finish_reason is not None
-        told = zip(self._counts, self._ended, strict=True)
-        self._told = b",".join([b"%d." % n if ended else b"%d" % n for n, ended in told])
+        if len(self._counts) == 1:  # as nearly always
+            self._told = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
+        else:
+            told = zip(self._counts, self._ended, strict=True)
+            self._told = b",".join([b"%d." % n if ended else b"%d" % n for n, ended in told])
         return place, before
 
     def end(self) -> bytes:
