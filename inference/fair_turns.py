@@ -32,10 +32,12 @@ class FairTurns:
     Args:
         at_once: how many go on in one turn of the loop; and of how many tenants, none of whose
             wait, one each does beside them.
+        behind, few: while others wait there, turns are long, and of these so few go on in one.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, behind: FairTurns | None = None, few: int = 0) -> None:
         self._at_once = self._left = self._beside = at_once
+        self._behind, self._few = behind, few
         self._lines: OrderedDict[str, deque[Waiter]] = OrderedDict()
         #: Tenants of whom one went on in this turn.
         self._gone: set[str] = set()
@@ -72,6 +74,8 @@ class FairTurns:
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._left = self._beside = self._at_once
+        if self._behind is not None and self._behind._lines:
+            self._left = self._few
         self._gone.clear()
         while self._left and self._lines:
             tenant, line = self._lines.popitem(last=False)
@@ -82,7 +86,7 @@ class FairTurns:
                 first.set_result(None)
                 self._gone.add(tenant)
                 self._left -= 1
-        self._counting = self._left < self._at_once or bool(self._lines)
+        self._counting = bool(self._gone or self._lines)
         if self._counting:
             loop.call_soon(self._next_turn, loop)
 
@@ -90,8 +94,9 @@ class FairTurns:
 class LoopTurns:
     """A `FairTurns` for each event loop."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, behind: LoopTurns | None = None, few: int = 0) -> None:
         self._at_once = at_once
+        self._behind, self._few = behind, few
         self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, FairTurns] = WeakKeyDictionary()
         self._last: tuple[Callable[[], object], FairTurns] | None = None
 
@@ -103,12 +108,16 @@ class LoopTurns:
             return self._last[1]
         turns = self._of.get(loop)
         if turns is None:
-            turns = self._of[loop] = FairTurns(self._at_once)
+            behind = None if self._behind is None else self._behind.here()
+            turns = self._of[loop] = FairTurns(self._at_once, behind, self._few)
         self._last = weakref.ref(loop), turns
         return turns
 
 
-#: Requests that begin (each takes a millisecond or two), those that end, streams that are woken.
-begins, ends, wakes = LoopTurns(2), LoopTurns(4), LoopTurns(16)
+#: Requests that begin (each takes a millisecond or two), and those that end.
+begins, ends = LoopTurns(1), LoopTurns(4)
+#: Streams that are woken. While a crowd begins it's fewer: what comes for the others meanwhile
+#: leaves in one piece, so there's less to do until the crowd has begun.
+wakes = LoopTurns(16, begins, 6)
 #: Requests that are refused before anything is made of them.
 refusals = LoopTurns(8)

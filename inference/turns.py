@@ -13,7 +13,7 @@ T = TypeVar("T")
 FEW = 64
 
 #: How long the loop is kept at a time.
-TURN_S = 0.005
+TURN_S = 0.003
 
 
 async def in_turns(things: Iterable[T]) -> AsyncIterator[T]:

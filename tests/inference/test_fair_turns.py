@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,33 @@ async def test_one_of_a_tenant_of_whom_nobody_waits_goes_on_at_once_and_a_second
     for tenant in "adh":  # d went on at once before
         give(tenant)
     assert begun == ["d", "h"]
+
+
+async def test_while_a_crowd_begins_fewer_of_the_others_go_on_in_a_turn() -> None:
+    begins = FairTurns(1)
+    wakes = FairTurns(AT_ONCE, begins, few=2)
+    crowd, others = list[int](), list[int]()
+
+    async def begin(number: int) -> None:
+        await begins.wait("a")
+        crowd.append(number)
+
+    async def wake(number: int) -> None:
+        await wakes.wait("a")
+        others.append(number)
+
+    tasks = [asyncio.create_task(begin(number)) for number in range(6)]
+    tasks += [asyncio.create_task(wake(number)) for number in range(24)]
+    seen: list[tuple[int, int]] = []
+    while len(others) < 24:
+        await asyncio.sleep(0)
+        seen.append((len(crowd), len(others)))
+    steps = [(begun, woken - before) for (_, before), (begun, woken) in pairwise(seen)]
+    assert len(crowd) == 6
+    assert max(woken for begun, woken in steps if 1 < begun < 5) == 2
+    assert max(woken for _, woken in steps[-3:]) == AT_ONCE
+    assert others == sorted(others)
+    await asyncio.gather(*tasks)
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
