@@ -13,7 +13,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-#: Looks at the newest objects before what is left of them is looked through again: every two
+#: Looks at the newest objects before what is left of them is looked through again: some two
 #: minutes while 250 streams run. Every few seconds one request in a hundred stood still for it.
 OLDER_AFTER = 20_000
 #: So many, and it's done in the next quiet moment.
