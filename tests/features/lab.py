@@ -93,6 +93,7 @@ class Lab:
         self._ids = itertools.count()
         self._cores: dict[str, EngineCore] = {}
         self.result = functools.cache(self._result)
+        self.alone = functools.cache(self._alone)
 
     # -- engines ------------------------------------------------------------------------------
 
@@ -169,6 +170,10 @@ class Lab:
             core.check_integrity()
             assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
         return run
+
+    def _alone(self, features: Features, number: int) -> Run:
+        """One of the workload's requests, with nobody beside it."""
+        return self.run(features, [self.requests(features)[number]])
 
     def requests(self, features: Features) -> list[EngineRequest]:
         """The workload."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.contract.protocol import TokenLogprobs
+from engine.contract.protocol import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from inference.chat.output_parser import OutputParser, ParserPlan
 from inference.tools.hermes import HermesParser
@@ -115,7 +115,7 @@ def _equal_or_near(run: Run, mine: TokenLogprobs, other: TokenLogprobs) -> None:
 
 def _told(lab: Lab, run: Run, number: int, tokens: list[int], count: int) -> list[TokenLogprobs]:
     """What the same engine says of tokens that come in a prompt."""
-    (asked,) = [each for each in lab.requests(run.features) if each.request_id == f"r-{number}"]
+    asked = lab.requests(run.features)[number]
     message = msgspec.structs.replace(
         asked, prompt_token_ids=[*asked.prompt_token_ids, *tokens], token_cap=None,
         request_id="told-0", sampling=SamplingParams(max_tokens=1, prompt_logprobs=count),
@@ -137,16 +137,22 @@ def several(lab: Lab, run: Run) -> None:
     if "beams" in run.features:
         assert {len([k for k in run.outputs if k[0] == n]) for n in (0, 2, 4)} == {3}
         return
-    for number, index in ((0, 0), (0, 2), (2, 0), (2, 2), (4, 0), (4, 1)):
-        (asked,) = [each for each in lab.requests(single) if each.request_id == f"r-{number}"]
-        seed = (SEEDS.get(number, 0) + 0x9E3779B97F4A7C15 * index) % 2**64
-        sampling = msgspec.structs.replace(asked.sampling, seed=seed)
-        one = lab.run(single, [msgspec.structs.replace(asked, sampling=sampling)])
-        mine, other = run.outputs[number, index], one.outputs[number, 0]
-        if "token caps" in run.features:  # of all outputs together
-            assert other.tokens[: len(mine.tokens)] == mine.tokens
-        else:
-            assert same(run.features, mine, other)
+    for picked in ({0: 0, 2: 0, 4: 0}, {0: 2, 2: 2, 4: 1}):
+        alone = lab.run(single, [_seeded(lab, single, *each) for each in picked.items()])
+        for number, index in picked.items():
+            mine, other = run.outputs[number, index], alone.outputs[number, 0]
+            if "token caps" in run.features:  # of all outputs together
+                assert other.tokens[: len(mine.tokens)] == mine.tokens
+            else:
+                assert same(run.features, mine, other)
+
+
+def _seeded(lab: Lab, features: Features, number: int, index: int) -> EngineRequest:
+    """A request for what is another's output of that number."""
+    asked = lab.requests(features)[number]
+    seed = (SEEDS.get(number, 0) + 0x9E3779B97F4A7C15 * index) % 2**64
+    sampling = msgspec.structs.replace(asked.sampling, seed=seed)
+    return msgspec.structs.replace(asked, sampling=sampling)
 
 
 def beams(lab: Lab, run: Run) -> None:
@@ -260,11 +266,8 @@ _LOOKED_AT = (0, 3, 4)
 
 def _alone(lab: Lab, run: Run) -> None:
     """A request gets the same when nobody is beside it."""
-    for asked in lab.requests(run.features):
-        number = int(asked.request_id[2:])
-        if number not in _LOOKED_AT:
-            continue
-        alone = lab.run(run.features, [asked])
+    for number in _LOOKED_AT:
+        alone = lab.alone(run.features, number)
         for key in (key for key in run.outputs if key[0] == number):
             assert same(run.features, alone.outputs[key], run.outputs[key])
 
