@@ -46,7 +46,7 @@ class Simulation:
                 self.waiting_since[sequence.seq_id] = self.now
 
     def _step(self) -> None:
-        plan = self.driver.step()
+        plan = self.driver.step(check=self.now % 20 == 0)
         for sequence in list(self._live):
             if sequence.seq_id not in plan.seq_ids:
                 continue

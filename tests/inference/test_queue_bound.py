@@ -76,10 +76,10 @@ def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
 
 def waits(bound: QueueBound, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
     """What so many refused ones of a tenant are told."""
-    told = []
+    told, here = [], flights(a=600)
     for _ in range(count):
         with pytest.raises(Overloaded) as caught:
-            bound.check("m", tenant, priority, Load(100, 500, 50.0), flights(a=600))
+            bound.check("m", tenant, priority, Load(100, 500, 50.0), here)
         assert caught.value.retry_after is not None
         told.append(caught.value.retry_after)
     return told

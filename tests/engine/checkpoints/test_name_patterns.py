@@ -91,14 +91,19 @@ def test_what_takes_re_for_ever_is_matched_at_once(text: str, name: str) -> None
 def test_steps_are_counted_over_all_names() -> None:
     long, short = NamePattern("(?:(?!(?:a.)*x).)*!"), NamePattern("(?:a.)*!")
 
-    def match(pattern: NamePattern, times: int) -> None:
-        for _ in range(times):
-            assert not pattern.matches("a" * 400)
+    def match(pattern: NamePattern) -> int:
+        """Steps that one name takes, each time as many."""
+        left = pattern.left
+        assert not pattern.matches("a" * 400)
+        return left - pattern.left
 
-    match(short, 1000)
-    match(long, 10)
+    assert 1000 * match(short) < short.left
+    assert 10 * match(long) < long.left < 400 * match(long)
+    long.left = 2 * match(long)
+    match(long)
+    match(long)
     with pytest.raises(ValueError, match="too many steps"):
-        match(long, 400)
+        match(long)
 
 
 @pytest.mark.parametrize(
