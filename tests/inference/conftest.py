@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django_prometheus.middleware import Metrics
 from redis import asyncio as aioredis
 
 from adapters.models import AdapterVersion
@@ -61,6 +62,15 @@ class Rows:
     tenant: Tenant
     key: ApiKey
     secret: str
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _requests_of_other_files_are_forgotten() -> None:
+    """A gateway tells now and then what its process has counted. The console's tests leave it
+    thousands of series, one for each page and status: to tell them takes longer than most tests.
+    """
+    for metric in vars(Metrics.get_instance()).values():
+        metric.clear()
 
 
 @pytest.fixture(scope="session")
