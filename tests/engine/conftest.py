@@ -15,6 +15,9 @@ from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
 from tests.engine.wire import WireExecutor
+from tests.quick_torch import quicken
+
+quicken()
 
 
 @pytest.fixture(scope="session", autouse=True)
