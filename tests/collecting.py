@@ -6,10 +6,14 @@ compile all files, too.
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from tests import light
 
 #: Whether files are found only, and not yet looked into.
 FINDING = pytest.StashKey[bool]()
@@ -17,6 +21,20 @@ FINDING = pytest.StashKey[bool]()
 LAST = pytest.StashKey[pytest.Item]()
 #: What `--durations` leaves out.
 SHORT_S = 0.005
+
+
+#: The modules that were there when `keep_imports` last did something.
+kept = 0
+
+
+def keep_imports(more: int) -> None:
+    """What was imported is looked through no more, once it's `more` modules than the last time."""
+    global kept
+    if len(sys.modules) >= kept + more:
+        gc.collect()
+        gc.freeze()
+        light.let_loggers_tell_the_root()
+        kept = len(sys.modules)
 
 
 class WholeFile(pytest.Item):
@@ -38,6 +56,7 @@ class WholeFile(pytest.Item):
         place = session.items.index(self)
         items = list(session.genitems(self.module))
         session._collection_cache.clear()  # or it would keep them
+        keep_imports(20)  # now, when no engine of an earlier file is there that would stay, too
         hook.pytest_collection_modifyitems(session=session, config=self.config, items=items)
         for item, following in zip(items, [*items[1:], nextitem], strict=False):
             # What a worker tells is about the item in its place.

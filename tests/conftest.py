@@ -51,30 +51,16 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """nor each time that a test or an engine collects what it left: it's a million objects."""
-    keep_imports(0)
+    collecting.keep_imports(0)
     gc.set_threshold(5000, 10, 10)
     gc.enable()
-
-
-#: The modules that were there when `keep_imports` last did something.
-kept = 0
-
-
-def keep_imports(more: int) -> None:
-    """What was imported is looked through no more, once it's `more` modules than the last time."""
-    global kept
-    if len(sys.modules) >= kept + more:
-        gc.collect()
-        gc.freeze()
-        light.let_loggers_tell_the_root()
-        kept = len(sys.modules)
 
 
 def pytest_runtest_logfinish() -> None:
     """PEFT brings two thousand modules: with them each look for garbage takes four times as long,
     and an engine that sleeps or ends has a look.
     """
-    keep_imports(500)
+    collecting.keep_imports(500)
 
 
 @pytest.fixture(scope="session")
