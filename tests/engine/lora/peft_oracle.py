@@ -47,8 +47,14 @@ def make_adapter(
         warnings.simplefilter("ignore")
         adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options))
         _stir(adapted)
-        adapted.save_pretrained(folder)
+        save(adapted, folder)
     return folder
+
+
+def save(adapted: Any, folder: Path) -> None:
+    """As PEFT does, but without the page about it, which takes longer than all else."""
+    adapted.create_or_update_model_card = lambda folder: None
+    adapted.save_pretrained(folder)
 
 
 def _resized(model: Path, more_tokens: int) -> Any:

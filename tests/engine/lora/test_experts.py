@@ -26,7 +26,7 @@ from engine.models.adapted_linears import StackedExpert
 from engine.models.architectures import decoder_spec, read_config
 
 from .adapters import write_adapter
-from .peft_oracle import checkpoint, make_adapter
+from .peft_oracle import checkpoint, make_adapter, save
 from .test_peft_equality import check, generate, serve
 
 STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -284,7 +284,7 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     for name, parameter in adapted.named_parameters():
         if "magnitude" in name:
             parameter.data *= 1 + 0.3 * torch.randn_like(parameter)
-    adapted.save_pretrained(tmp_path / "adapter")
+    save(adapted, tmp_path / "adapter")
     merged = adapted.merge_and_unload()
     whole.load_state_dict(merged.stacked(weights), strict=False)
     prompt = [5, 9, 17, 33, 65]

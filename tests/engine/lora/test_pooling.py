@@ -13,7 +13,7 @@ from engine import LLM, LoRARequest, PoolingParams
 from engine.lora.check import check_adapter
 from tests.engine.pooling.models import TEXTS, make
 
-from .peft_oracle import checkpoint, make_adapter, prompts
+from .peft_oracle import checkpoint, make_adapter, prompts, save
 from .test_peft_equality import ALL
 
 
@@ -70,7 +70,7 @@ def adapt(model: Path, folder: Path, auto: Any, targets: list[str], **options: A
         if parameter.requires_grad:
             whole = "lora_A" not in name and "lora_B" not in name
             parameter.data += 0.3 * torch.randn_like(parameter) * (1.0 if whole else 0.5)
-    adapted.save_pretrained(folder)
+    save(adapted, folder)
     return folder
 
 
