@@ -51,7 +51,7 @@ async def test_a_request_that_kills_replicas_ends_alone_and_its_neighbours_go_on
     environment = {"QUIRE_ENGINE_COMMAND": command, "QUIRE_TEST_DEATHS": str(deaths)}
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'platform'}"
     environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.poisoned_settings"
-    with running(tmp_path, "--replicas", "2", **environment) as product:
+    with running(tmp_path, "--replicas", "2", "--no-worker", **environment) as product:
         async with httpx.AsyncClient(timeout=800) as client:
 
             async def ask_all() -> list[tuple[str, str]]:
