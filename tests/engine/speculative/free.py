@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from engine.core import draft_timing
 from engine.speculative.planner import Planner
 from engine.speculative.purses import Purses
 from engine.speculative.step_costs import StepCosts
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) -> None:
