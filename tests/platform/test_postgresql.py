@@ -27,12 +27,16 @@ MARKED = [
 pytestmark = pytest.mark.skipif(
     bool(os.environ.get("DATABASE_URL")), reason="these start a PostgreSQL of their own"
 )
-THREADS = """
+#: In one process: what each of them would import takes a second.
+COMMANDS = """
 import asyncio
 from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from django.core.management import call_command
 from django.db import connection
+
+call_command("create_tenant", "Acme")
+call_command("create_key", "--tenant", "acme", "--plain")
 
 async def main():
     return await asyncio.gather(*[in_db_thread(Tenant.objects.count) for _ in range(50)])
@@ -104,11 +108,9 @@ def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
 
 
 def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -> None:
-    assert run(database_url, "manage.py", "create_tenant", "Acme").strip() == "acme"
-    key = run(database_url, "manage.py", "create_key", "--tenant", "acme", "--plain").strip()
+    said = run(database_url, "manage.py", "shell", "--no-imports", "-c", COMMANDS)
+    tenant, key, *listed, pooled = said.splitlines()
+    assert tenant == "acme"
     assert key.startswith("sk-quire-")
-    *listed, pooled = run(
-        database_url, "manage.py", "shell", "--no-imports", "-c", THREADS
-    ).splitlines()
     assert any(key[:19] in line for line in listed)
     assert 1 <= int(pooled) <= 5
