@@ -3,14 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.contract.lora_request import LoRARequest
-from engine.contract.output_kind import RequestOutputKind
-from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from engine.contract.pooling_params import PoolingParams
-from engine.contract.sampling_params import SamplingParams
-from engine.contract.structured_outputs import StructuredOutputsParams
-
 if TYPE_CHECKING:
+    from engine.contract.lora_request import LoRARequest
+    from engine.contract.output_kind import RequestOutputKind
+    from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from engine.contract.pooling_params import PoolingParams
+    from engine.contract.sampling_params import SamplingParams
+    from engine.contract.structured_outputs import StructuredOutputsParams
     from engine.model_loader.vllm_config import VllmConfig
     from engine.models.registry import ModelRegistry
     from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
@@ -90,8 +89,15 @@ __all__ = [
     "process_dict_updates",
     "tensorize_vllm_model",
 ]
-#: Where those are that need torch: loaded when they're asked for.
+#: Where all are. They're loaded when they're asked for: many need torch, and the compile worker
+#: needs none of them.
 _LATER = {
+    "engine.contract.lora_request": ("LoRARequest",),
+    "engine.contract.output_kind": ("RequestOutputKind",),
+    "engine.contract.outputs": ("CompletionOutput", "RequestMetrics", "RequestOutput"),
+    "engine.contract.pooling_params": ("PoolingParams",),
+    "engine.contract.sampling_params": ("SamplingParams",),
+    "engine.contract.structured_outputs": ("StructuredOutputsParams",),
     "engine.model_loader.vllm_config": ("VllmConfig",),
     "engine.models.registry": ("ModelRegistry",),
     "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
@@ -118,7 +124,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch only when it's asked for."""
+    """Load it now that it's asked for."""
     for module, names in _LATER.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -1,9 +1,13 @@
 """Text in and out: tokenizers, chat templates, streamed text, stop strings. Torch-free."""
 
-from engine.text.chat_template import render_chat, render_chat_text
-from engine.text.detokenizer import IncrementalDetokenizer
-from engine.text.stop import StopChecker
-from engine.text.tokenizer import Tokenizer, load_tokenizer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.text.chat_template import render_chat, render_chat_text
+    from engine.text.detokenizer import IncrementalDetokenizer
+    from engine.text.stop import StopChecker
+    from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "IncrementalDetokenizer",
@@ -13,3 +17,18 @@ __all__ = [
     "render_chat",
     "render_chat_text",
 ]
+#: Where they are. Each command reads files of models through this package, few need a template.
+_LATER = {
+    "engine.text.chat_template": ("render_chat", "render_chat_text"),
+    "engine.text.detokenizer": ("IncrementalDetokenizer",),
+    "engine.text.stop": ("StopChecker",),
+    "engine.text.tokenizer": ("Tokenizer", "load_tokenizer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load it now that it's asked for."""
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'engine.text' has no attribute {name!r}")
