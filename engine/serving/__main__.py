@@ -8,6 +8,10 @@ import sys
 # They stay: looking through them for garbage meanwhile takes a tenth of that time.
 gc.disable()
 
+from engine.contract.light_imports import import_redis
+
+import_redis()
+
 from engine.serving.service import main
 
 gc.freeze()

@@ -13,6 +13,13 @@ from django.core.asgi import get_asgi_application
 
 django_application = get_asgi_application()
 
+from django.db import connection
+
+from engine.contract.light_imports import import_without
+
+if connection.vendor != "postgresql":  # or Django REST framework would load its fields
+    import_without("psycopg", "rest_framework.compat")
+
 # Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter

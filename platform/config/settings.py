@@ -13,6 +13,9 @@ from config.identity import identity_settings
 from config.logs import chosen_logging
 from config.mail import mail_settings
 from config.redis_urls import celery_url, checked_url, socket_url
+from engine.contract.light_imports import import_redis
+
+import_redis()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")

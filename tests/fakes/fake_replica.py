@@ -13,6 +13,8 @@ Output token `i` of output `k` depends on the prompt, `k` and `i` alone: a resum
 exactly where it stopped, and a test computes what it must get with `expected_tokens`.
 """
 
+# ruff: noqa: E402 - redis-py is imported without what it would load
+
 from __future__ import annotations
 
 import argparse
@@ -26,6 +28,10 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, field
+
+from engine.contract.light_imports import import_redis
+
+import_redis()
 
 from redis import asyncio as aioredis
 from redis.asyncio.retry import Retry

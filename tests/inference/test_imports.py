@@ -15,7 +15,8 @@ import config.asgi
 from django.urls import get_resolver
 get_resolver("inference.urls").url_patterns
 from engine.text import load_tokenizer
-heavy = {"torch", "transformers", "triton", "numpy.distutils", "kernels"} & set(sys.modules)
+heavy = {"torch", "transformers", "triton", "numpy.distutils", "kernels"}
+heavy = (heavy | {"opentelemetry", "psycopg"}) & set(sys.modules)
 print(sorted(heavy))
 sys.exit(bool(heavy))
 """
