@@ -201,52 +201,61 @@ def test_the_heartbeat_tells_model_load_and_progress(gateway: Gateway) -> None:
     assert later.progress_at > heartbeat.progress_at
 
 
-def test_sigterm_finishes_what_runs_and_takes_nothing_new(
-    redis_url: str, key_prefix: str, model_folder: Folder
-) -> None:
-    with replica(redis_url, key_prefix, model_folder("llama")) as process:
-        gateway = Gateway(redis_url, key_prefix)
-        gateway.await_state("ready")
-        gateway.request("long", [5, 6], max_tokens=250)
-        gateway.wait(lambda: len(gateway.tokens("long")) > 1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        gateway.finish("long")
-    assert gateway.deltas["long"][-1].finish_reason == "length"
-    assert len(gateway.tokens("long")) == 250
-    assert gateway.heartbeat() is None
+#: What a test of a killed replica has: see `reborn`.
+Reborn = tuple[Gateway, subprocess.Popen[bytes], protocol.Heartbeat]
 
 
-def test_fault_27_after_sigkill_a_new_incarnation_starts_clean(
-    redis_url: str, key_prefix: str, model_folder: Folder
-) -> None:
-    gateway = Gateway(redis_url, key_prefix)
-    with replica(redis_url, key_prefix, model_folder("llama")) as process:
+@pytest.fixture(scope="module")
+def reborn(redis_url: str, model_folder: Folder) -> Iterator[Reborn]:
+    """A replica that was killed in the middle of "cut", as it's there again, and the last word of
+    the first process.
+    """
+    prefix = f"reborn{time.time_ns()}"
+    gateway = Gateway(redis_url, prefix)
+    with replica(redis_url, prefix, model_folder("llama")) as process:
         first = gateway.await_state("ready")
         gateway.request("cut", [5, 6], max_tokens=250)
         gateway.wait(lambda: len(gateway.tokens("cut")) > 3)
         process.kill()
         process.wait(10)
-    have = gateway.tokens("cut")
     assert gateway.pending() == 1
-    gateway.redis.delete(protocol.replica_key("r1", key_prefix))
-    with replica(redis_url, key_prefix, model_folder("llama")):
-        second = gateway.await_state("ready")
-        assert second.incarnation != first.incarnation
-        gateway.wait(lambda: gateway.pending() == 0)
-        gateway.send(
-            protocol.EngineRequest(
-                request_id="cut",
-                gateway_id="g1",
-                prompt_token_ids=[5, 6],
-                sampling=SamplingParams(temperature=0, max_tokens=250, ignore_eos=True),
-                resume_token_ids=[have],
-            )
+    gateway.redis.delete(protocol.replica_key("r1", prefix))
+    with replica(redis_url, prefix, model_folder("llama")) as process:
+        gateway.await_state("ready")
+        yield gateway, process, first
+
+
+def test_fault_27_after_sigkill_a_new_incarnation_starts_clean(reborn: Reborn) -> None:
+    gateway, _, first = reborn
+    have = gateway.tokens("cut")
+    assert gateway.await_state("ready").incarnation != first.incarnation
+    gateway.wait(lambda: gateway.pending() == 0)
+    gateway.send(
+        protocol.EngineRequest(
+            request_id="cut",
+            gateway_id="g1",
+            prompt_token_ids=[5, 6],
+            sampling=SamplingParams(temperature=0, max_tokens=250, ignore_eos=True),
+            resume_token_ids=[have],
         )
-        gateway.request("whole", [5, 6], max_tokens=250)
-        gateway.finish("cut", "whole")
-        assert gateway.tokens("cut") == gateway.tokens("whole")
-        settled(gateway)
+    )
+    gateway.request("whole", [5, 6], max_tokens=250)
+    gateway.finish("cut", "whole")
+    assert gateway.tokens("cut") == gateway.tokens("whole")
+    settled(gateway)
+
+
+def test_sigterm_finishes_what_runs_and_takes_nothing_new(reborn: Reborn) -> None:
+    """The last test of this replica."""
+    gateway, process, _ = reborn
+    gateway.request("long", [5, 6], max_tokens=250)
+    gateway.wait(lambda: len(gateway.tokens("long")) > 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    gateway.finish("long")
+    assert gateway.deltas["long"][-1].finish_reason == "length"
+    assert len(gateway.tokens("long")) == 250
+    assert gateway.heartbeat() is None
 
 
 def test_a_model_that_cannot_be_loaded_says_why_and_ends(

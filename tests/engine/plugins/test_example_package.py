@@ -60,7 +60,7 @@ def test_a_general_plugin_is_called_before_a_model_is_loaded() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_replica_tells_a_stat_logger_its_figures(
+def test_in_a_replica_a_logits_processor_has_its_way_and_a_stat_logger_hears_its_figures(
     redis_url: str,
     model_folder: Callable[[str], Path],
     tmp_path: Path,
@@ -72,24 +72,9 @@ def test_a_replica_tells_a_stat_logger_its_figures(
     with replica(redis_url, prefix, model_folder("llama")):
         gateway = Gateway(redis_url, prefix)
         gateway.await_state("ready")
-        gateway.request("r", [5, 6], max_tokens=8)
-        gateway.finish("r")
+        gateway.request("plain", [5, 6], max_tokens=8)
+        gateway.finish("plain")
         gateway.wait(lambda: any(line["tokens"] == 8 for line in lines(file)))
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_logits_processor_has_its_way_in_a_replica(
-    redis_url: str, model_folder: Callable[[str], Path]
-) -> None:
-    prefix = f"plugins{time.time_ns()}"
-    with replica(redis_url, prefix, model_folder("llama")):
-        gateway = Gateway(redis_url, prefix)
-        gateway.await_state("ready")
         gateway.request("r", [5, 6], max_tokens=4, extra_args={"example_only": [9]})
         gateway.finish("r")
         assert gateway.tokens("r") == [9, 9, 9, 9]
@@ -99,6 +84,11 @@ def test_a_logits_processor_has_its_way_in_a_replica(
         assert delta.error is not None
         assert delta.error.message == "example_only must be a list of token ids."
         assert delta.error.param == "extra_args"
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.usefixtures("installed")
