@@ -23,7 +23,8 @@ from tests.e2e.product import Product
 from tests.engine.replica import Gateway
 from tests.platform.test_processes import gone
 
-STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "200"))
+#: As many at a time, each of which is asked for twice.
+STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "128"))
 
 
 def replica_of(product: Product) -> Gateway:
