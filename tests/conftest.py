@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis.utils
 
-from tests import collecting, light, template
+from tests import collecting, copies, light, template
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
 
@@ -34,7 +34,8 @@ redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers of our own, and how workers begin and collect."""
+    """Register markers of our own, and how workers begin, collect and start programs."""
+    copies.use()
     config.pluginmanager.register(collecting)
     config.pluginmanager.register(light)
     if config.pluginmanager.has_plugin("xdist"):
