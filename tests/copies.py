@@ -54,7 +54,31 @@ class Nursery:
             return False
         return is_known([os.fspath(word) for word in args[1:]]) and early(env) == self._early
 
-    def start(self, request: dict[str, Any], fds: list[int]) -> int:
+    def bear(
+        self, popen: Any, args: Sequence[Any], pipes: Sequence[int], pass_fds: Sequence[int],
+        *, cwd: Any, env: Mapping[str, str], **more: Any,
+    ) -> None:  # fmt: skip
+        """What `subprocess.Popen._execute_child` does: `popen` has a child then.
+
+        `more`: `session`, to lead one; `death`, a signal at this process's; `title`, in the place
+        of its command line.
+        """
+        request = {
+            "words": [os.fspath(word) for word in args[1:]],
+            "env": dict(env),
+            "cwd": os.path.abspath(cwd or "."),
+            "numbers": [0, 1, 2, *pass_fds],
+            **more,
+        }
+        streams = [pipes[0], pipes[3], pipes[5]]
+        fds = [number if it == -1 else it for number, it in enumerate(streams)] + [*pass_fds]
+        try:
+            popen.pid = self._start(request, fds)
+            popen._child_created = True
+        finally:
+            popen._close_pipe_fds(*pipes)
+
+    def _start(self, request: dict[str, Any], fds: list[int]) -> int:
         """The id of a new child of this process."""
         data = json.dumps(request).encode()
         with self._lock:
@@ -62,9 +86,12 @@ class Nursery:
             try:
                 socket.send_fds(self._link, [len(data).to_bytes(8, "big")], fds)
                 self._link.sendall(data)
-                return int.from_bytes(self._link.recv(8, socket.MSG_WAITALL), "big")
+                pid = int.from_bytes(self._link.recv(8, socket.MSG_WAITALL), "big")
             finally:
                 _take_orphans(False)
+        if not pid:
+            raise ChildProcessError("The nursery has ended.")
+        return pid
 
 
 def early(env: Mapping[str, str]) -> dict[str, str]:
@@ -108,19 +135,6 @@ def use() -> None:
                 creationflags, shell, *rest,
             )  # fmt: skip
             return
-        streams = [pipes[0], pipes[3], pipes[5]]
-        request = {
-            "words": [os.fspath(word) for word in args[1:]],
-            "env": dict(seen),
-            "cwd": os.path.abspath(cwd or "."),
-            "session": bool(session),
-            "numbers": [0, 1, 2, *pass_fds],
-        }
-        fds = [number if it == -1 else it for number, it in enumerate(streams)] + [*pass_fds]
-        try:
-            self.pid = nursery.start(request, fds)
-            self._child_created = True
-        finally:
-            self._close_pipe_fds(*pipes)
+        nursery.bear(self, args, pipes, pass_fds, cwd=cwd, env=seen, session=session)
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]

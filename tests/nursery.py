@@ -2,11 +2,16 @@
 
 Each worker of a run has one beside it: a copy of the same template that never ran a test. It forks
 for whoever asks, and what it forked becomes the asker's own child: see `tests/copies.py`.
+
+    python -m tests.nursery FILE     one by itself on a socket that it's given; imports `IMPORTS`
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -19,6 +24,9 @@ from typing import Any
 
 #: Tells a worker which of its open files is the way to its nursery.
 NAME = "QUIRE_TEST_NURSERY"
+#: What one by itself imports: a variable, for a command line may be looked at.
+IMPORTS = "QUIRE_TEST_IMPORTS"
+PR_SET_PDEATHSIG = 1
 #: Above all that a program is given by number.
 _HIGH = 300
 
@@ -63,13 +71,16 @@ def _serve(link: socket.socket) -> dict[str, Any]:
 
 def become(request: dict[str, Any]) -> None:
     """Be that program, with its arguments, environment, folder and open files."""
-    if request["session"]:
+    if request.get("session"):
         os.setsid()
+    if request.get("death"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, request["death"], 0, 0, 0)
     _open(request["fds"], request["numbers"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     words: list[str] = request["words"]
+    _entitle([request["title"]] if "title" in request else words)
     paths = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     if "OMP_NUM_THREADS" in request["env"]:  # read when the library was loaded
         sys.modules["torch"].set_num_threads(int(request["env"]["OMP_NUM_THREADS"]))
@@ -88,6 +99,14 @@ def become(request: dict[str, Any]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def _entitle(words: list[str]) -> None:
+    """Have these for a command line, as far as there's room for them where the template's is."""
+    stat = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    begin, end = int(stat[45]), int(stat[46])
+    line = b"\0".join(map(os.fsencode, words)).ljust(end - begin, b"\0")
+    ctypes.memmove(begin, line[: end - begin - 1] + b"\0", end - begin)
+
+
 def _open(given: list[int], numbers: list[int]) -> None:
     """Have these open files under these numbers, no others, and the standard streams on them."""
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, _HIGH) for each in given]
@@ -98,3 +117,10 @@ def _open(given: list[int], numbers: list[int]) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+if __name__ == "__main__":
+    for module in os.environ[IMPORTS].split():
+        importlib.import_module(module)
+    gc.freeze()
+    become(_serve(socket.socket(fileno=int(sys.argv[1]))))

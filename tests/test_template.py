@@ -51,6 +51,15 @@ def test_a_program_is_a_copy_and_a_child_like_others():
         program.kill()
         assert program.wait() == -9
 
+def test_what_a_copy_dies_of_is_its_last_word(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        words = [sys.executable, "../broken/manage.py"]
+        done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, cwd="inside")
+    assert done.returncode == 1
+    said = log.read_text()
+    assert said.startswith("before") and said.endswith("KeyError: 'the last word'\\n")
+
 def test_a_program_with_what_libraries_read_when_they_are_loaded_is_no_copy():
     with start(LD_DEBUG_OUTPUT="x") as program:
         assert not json.loads(program.stdout.readline())["wave"]
@@ -77,8 +86,12 @@ def test_copies_run_tests_and_the_death_of_one_is_seen(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "manage.py").write_text(PROGRAM)
     (tmp_path / "inside").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manage.py").write_text(
+        "print('before', flush=True)\n{}['the last word']"
+    )
     without = ("django", "schemathesis", "asyncio")
     done = run_pytest(tmp_path, "-n2", "--max-worker-restart=1", without=without)
     assert done.returncode == 1, done.stdout
     assert re.search("worker 'gw[01]' crashed while running .*its_death_is_seen", done.stdout)
-    assert "1 failed, 4 passed" in done.stdout
+    assert "1 failed, 5 passed" in done.stdout

@@ -8,17 +8,18 @@ import os
 import sys
 
 NAME = "QUIRE_CHAOS_RELAY"
-_PROGRAM = """
-import sys
-from engine.serving.__main__ import main  # first: the collector rests while it's imported
-from tests.engine.speculative.free import make_drafts_free
-class Replaced:  # to import pytest's own would take a tenth of the start
+
+
+class Replaced:
+    """To import pytest's own would take a tenth of the start."""
+
     setattr = staticmethod(setattr)
-make_drafts_free(Replaced)
-sys.exit(main())
-"""
+
 
 if __name__ == "__main__":
+    from engine.serving.__main__ import main  # first: the collector rests while it's imported
+    from tests.engine.speculative.free import make_drafts_free
+
+    make_drafts_free(Replaced)  # type: ignore[arg-type]
     flags = [flag for flag in sys.argv[1:] if not flag.startswith("--redis-url=")]
-    flags.append(f"--redis-url={os.environ[NAME]}")
-    os.execv(sys.executable, [sys.executable, "-c", _PROGRAM, *flags])
+    sys.exit(main([*flags, f"--redis-url={os.environ[NAME]}"]))
