@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -74,6 +75,25 @@ def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(
     assert {row.host for row in rows} == {"here"}
     assert all(row.pid and row.incarnation and row.last_seen for row in rows)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 2048, "the context")
+
+
+def test_rows_are_looked_at_with_news_and_from_time_to_time(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that another has written is put right."""
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    ticks = count(1)
+    monkeypatch.setattr(supervisor, "_read_heartbeats", lambda: next(ticks))
+    monkeypatch.setattr("catalog.supervisor.MIRROR_S", 1e9)
+    Replica.objects.update(state=ReplicaState.FAILED)
+    tick_until(supervisor, lambda: next(ticks) > 8, "it has looked a few times")
+    assert states() == ["failed"]
+    supervisor._beats = {}
+    tick_until(supervisor, lambda: states() == ["loading"], "no heartbeat is news")
+    Replica.objects.update(state=ReplicaState.FAILED)
+    monkeypatch.setattr("catalog.supervisor.MIRROR_S", 0.0)
+    tick_until(supervisor, lambda: states() == ["loading"], "it's time to look")
 
 
 def test_a_killed_replica_comes_back_as_a_new_incarnation(
