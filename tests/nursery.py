@@ -8,6 +8,7 @@ for whoever asks, and what it forked becomes the asker's own child: see `tests/c
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -15,12 +16,14 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
+import threading
 import time
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 #: Tells a worker which of its open files is the way to its nursery.
 NAME = "QUIRE_TEST_NURSERY"
@@ -69,8 +72,35 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             os.close(number)
 
 
-def become(request: dict[str, Any]) -> None:
-    """Be that program, with its arguments, environment, folder and open files."""
+def become(request: dict[str, Any]) -> NoReturn:
+    """Be that program to its end, at which modules are left as they are: to take those apart that
+    only the template needed costs more than most programs.
+    """
+    status, interrupted = 0, False
+    try:
+        _run(request)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if status and error.code != status:
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 255)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """With its arguments, environment, folder and open files."""
     if request.get("session"):
         os.setsid()
     if request.get("death"):

@@ -85,7 +85,6 @@ def be_python(connection: socket.socket) -> None:
     nursery = _nursery()
     if (request := nursery.offer()) is not None:
         nursery.become(request)
-        return
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
