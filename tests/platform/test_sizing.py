@@ -14,6 +14,7 @@ from catalog.checkpoint import Checkpoint, Shape, read_checkpoint, shape_of
 from catalog.sizing import kv_bytes_per_token, need_of, sequence_bytes, weight_bytes
 from engine.contract.config import EngineConfig
 from engine.contract.errors import InvalidRequest
+from tests import copies
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "demo" / "model"
@@ -31,6 +32,7 @@ for given in json.loads(sys.argv[2]):
     }))
     llm.llm_engine.shutdown()
 """
+copies.SCRIPTS.add(LOADED)
 GIVEN: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": "int8"}]
 
 

@@ -15,6 +15,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
 from engine.devices.find import device_class
+from tests import copies
 from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
@@ -132,6 +133,7 @@ for plugins in ("", "other"):
     os.waitpid(child, 0)
 print(json.dumps(found))
 """
+copies.SCRIPTS.add(REFUSE)
 
 
 def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(
