@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.product import ROOT, Product, clean_environment
+from tests.e2e.test_survival import wait_for
 from tests.engine.models import make_model
 
 
@@ -32,6 +33,7 @@ def test_a_model_is_loaded_served_listed_and_unloaded(
     assert answer.usage.completion_tokens == 4
     assert "tiny" in product.manage("list_models")
     product.manage("unload_model", "tiny", "--wait")
+    wait_for(lambda: "tiny" not in listed(client))  # gateways look it up anew every two seconds
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="tiny", prompt=[5], max_tokens=1)
     # The other model never noticed.
