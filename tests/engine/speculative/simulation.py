@@ -12,7 +12,6 @@ import random
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
 from engine.contract.sampling_params import SamplingParams
@@ -248,10 +247,11 @@ class Simulation:
         return filled
 
     def _emit(self, row: Sequence, num_drafts: int) -> int:
-        p = self._text(self._step, row)
-        draws = (self.rng.random() < p for _ in range(num_drafts))
-        held = sum(takewhile(bool, draws))
-        right = held == num_drafts and self.rng.random() < p
+        p, held = self._text(self._step, row), 0
+        while right := self.rng.random() < p:
+            if held == num_drafts:
+                break
+            held += 1
         row.token_ids += [_RIGHT] * held + [_RIGHT if right else _WRONG]
         if num_drafts:
             self.drafter.note(row, num_drafts, held)
