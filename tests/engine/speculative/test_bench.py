@@ -18,6 +18,8 @@ from tests.engine.lora.adapters import DEMO_MODEL
 from tests.engine.speculative.free import make_drafts_free
 
 DRAFT = str(Path(DEMO_MODEL).parent / "draft")
+#: Little to time when it warms up.
+SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 2, "num_threads": 1}
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Here:
     @classmethod
     @contextlib.contextmanager
     def started(cls, make: Callable[[LLM], object], model: str, **options: Any) -> Iterator[Self]:
-        yield cls(make(LLM(model, **options)))
+        yield cls(make(LLM(model, **{**options, **SMALL})))
 
     def call(self, method: str, *args: object) -> Any:
         return getattr(self.serving, method)(*args)
@@ -61,7 +63,7 @@ def test_each_text_is_told(
 def test_drafts_set_aside_come_again() -> None:
     """Neither from text nor from a model, and no step of another turn is counted."""
     for wanted in ({"method": "ngram"}, {"method": "draft_model", "model": DRAFT}):
-        answers = Answers(LLM(DEMO_MODEL, max_model_len=256, speculative_config=wanted))
+        answers = Answers(LLM(DEMO_MODEL, speculative_config=wanted, **SMALL))
         questions = ["one two three one two three one two"]
         answers.begin()
         pace = answers._llm.core.drafter.costs.pace
