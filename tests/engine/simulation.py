@@ -68,6 +68,8 @@ class Simulation:
         self._computed: dict[int, int] = {}
         self._rng = {name: random.Random(f"{seed} {name}") for name in tenants}
         self._live: dict[int, tuple[Sequence, str, float, int]] = {}
+        #: Requests that wait or run, by tenant.
+        self.backlog = dict.fromkeys(tenants, 0)
         for name, tenant in tenants.items():
             tenant.next_at = self._rng[name].expovariate(tenant.rate) if tenant.rate else 1e9
 
@@ -80,19 +82,9 @@ class Simulation:
                 continue
             self._step()
 
-    @property
-    def backlog(self) -> dict[str, int]:
-        """Requests that wait or run, by tenant."""
-        counts = dict.fromkeys(self.tenants, 0)
-        for _, name, _, _ in self._live.values():
-            counts[name] += 1
-        return counts
-
     def _arrive(self) -> None:
-        kept = any(tenant.at_once for tenant in self.tenants.values())
-        backlog = self.backlog if kept else {}
         for name, tenant in self.tenants.items():
-            for _ in range(tenant.at_once - backlog.get(name, 0)):
+            for _ in range(tenant.at_once - self.backlog[name]):
                 self._send(name, self.now)
             while tenant.next_at <= self.now:
                 self._send(name, tenant.next_at)
@@ -101,9 +93,10 @@ class Simulation:
 
     def _send(self, name: str, at: float) -> None:
         tenant, rng = self.tenants[name], self._rng[name]
-        prompt = [rng.randrange(10_000) for _ in range(rng.randint(*tenant.prompt))]
+        prompt = [0] * rng.randint(*tenant.prompt)  # nothing is cached: it may say anything
         sequence = self.driver.add(prompt, tenant=name, weight=tenant.weight)
         self._live[sequence.seq_id] = (sequence, name, at, rng.randint(*tenant.output))
+        self.backlog[name] += 1
         # A request that comes while a step runs waits for its end, too.
         self._began[sequence.seq_id] = self.num_steps - (at < self.now)
 
@@ -135,3 +128,4 @@ class Simulation:
         if sequence.num_output_tokens >= output:
             self.driver.scheduler.finish(sequence, "length")
             del self._live[sequence.seq_id], self._computed[sequence.seq_id]
+            self.backlog[name] -= 1
