@@ -29,6 +29,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Triton's interpreter must be asked for before a kernel is defined, and collecting tests of GPUs
 # defines some. Nothing else here uses Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# For each tiny checkpoint transformers would start four threads, and wait for them.
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 # Each connection that a test makes of its own would read this from redis-py's package anew.
 redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
@@ -38,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     copies.use()
     config.pluginmanager.register(collecting)
     config.pluginmanager.register(light)
+    light.find_aloof_loggers_quickly()
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(template)
     config.addinivalue_line(

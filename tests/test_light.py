@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,3 +40,25 @@ def test_what_an_aloof_logger_is_told_is_caught_once(caplog: pytest.LogCaptureFi
     let_loggers_tell_the_root()
     logger.warning("seen")
     assert caplog.messages == ["seen"]
+
+
+@pytest.fixture
+def aloof() -> Iterator[logging.Logger]:
+    """A logger that keeps to itself, behind one that isn't there."""
+    logger = logging.getLogger("nobody.keeps_to_himself")
+    assert isinstance(logging.root.manager.loggerDict["nobody"], logging.PlaceHolder)
+    logger.propagate = False
+    yield logger
+    logger.propagate = True
+
+
+def test_what_a_logger_keeps_to_itself_is_caught(
+    aloof: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    aloof.warning("seen")
+    assert caplog.messages == ["seen"]
+    assert caplog.handler in aloof.handlers
+
+
+def test_and_no_handler_stays_with_it() -> None:
+    assert not logging.getLogger("nobody.keeps_to_himself").handlers
