@@ -19,8 +19,10 @@ Features = frozenset[str]
 
 #: Prompts, of which every second one asks for what a run is about. The others are beside it.
 LENGTHS = (40, 33, 26, 60, 47, 18)
-TOKENS, FORM, CALL = 24, 70, 130
-CAP = 17
+TOKENS, FORM, CALL = 16, 70, 130
+#: Where windows give blocks back, a pool is short of them only for longer outputs.
+TOKENS_OF_WINDOWS = 24
+CAP = 11
 #: Of the last a second output's seed can be asked for by a request of its own, of others the third.
 SEEDS = {2: 2, 3: 3, 4: 7 << 60, 5: 5}
 CLOSE, BUDGET = [40, 41], 6
@@ -86,7 +88,8 @@ def prompt_of(number: int) -> list[int]:
 def params_of(number: int, features: Features) -> SamplingParams:
     """The first two requests are greedy, the others drawn with a seed."""
     chosen: dict[str, Any] = {"temperature": 0} if number < 2 else {"seed": SEEDS[number]}
-    options = {"max_tokens": TOKENS, "ignore_eos": True, **chosen}
+    tokens = TOKENS_OF_WINDOWS if "windows" in features else TOKENS
+    options = {"max_tokens": tokens, "ignore_eos": True, **chosen}
     if asks(number):
         options |= _asked(features)
     return SamplingParams(**options)
