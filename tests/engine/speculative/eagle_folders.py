@@ -83,7 +83,8 @@ class Round:
 def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) -> Equation:
     at = "transformer." if "fusion_fc.weight" in tensors else "layers.0."
     fusion = "fusion_fc" if at == "transformer." else "fc"
-    embedding, head, rounds = embedding.double(), head.double(), Round()
+    tensors, rounds = doubles(tensors), Round()
+    embedding, head = embedding.double(), head.double()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
         entries, hidden = rounds.entries(states, states.double), torch.empty(0)
@@ -95,6 +96,12 @@ def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) 
         return head @ hidden
 
     return logits
+
+
+def doubles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of floats, once and not for each token."""
+    return {name: each.double() if each.is_floating_point() else each
+            for name, each in tensors.items()}  # fmt: skip
 
 
 def layer(tensors: dict[str, Tensor], at: str, x: Tensor, residual: Tensor) -> Tensor:
@@ -163,8 +170,9 @@ def eagle3_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Ten
 def eagle3_equation(tensors: dict[str, Tensor], embedding: Tensor) -> Equation:
     """Of the states that three layers begin with, side by side."""
     at = "midlayer." if "midlayer.hidden_norm.weight" in tensors else "layers.0."
+    tensors = doubles(tensors)
     embedding = tensors.get("embed_tokens.weight", embedding).double()
-    head = tensors["lm_head.weight"].double()
+    head = tensors["lm_head.weight"]
     tokens_of = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head)).long())
 
     rounds = Round()

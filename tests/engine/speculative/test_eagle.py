@@ -54,8 +54,9 @@ class Watch:
 
     def __init__(self, llm: LLM, equation: Equation, model: Any, bias: dict[int, float]) -> None:
         self.depths: list[int] = []
-        #: Tokens and the drafts behind them, of rounds that weren't compared yet.
-        self._rounds: list[tuple[list[int], list[int]]] = []
+        #: Tokens and the drafts behind them, of rounds that weren't compared yet. Who says the same
+        #: again gets the same drafts, or fewer: those are compared once.
+        self._rounds: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
         self._core, self._equation, self._model, self._bias = llm.core, equation, model, bias
         drafts = self._core.drafter.model
         self._inner, drafts._run = drafts._run, self._run
@@ -65,7 +66,7 @@ class Watch:
         texts = {each.seq_id: each for each in self._core.scheduler.running}
         for seq_id, drafts in zip(plan.seq_ids, result.drafts, strict=True):
             sequence = texts[seq_id]
-            self._rounds.append((list(sequence.token_ids), drafts))
+            self._rounds.setdefault(tuple(sequence.token_ids), set()).add(tuple(drafts))
             self.depths.append(len(drafts))
         return result
 
@@ -79,17 +80,19 @@ class Watch:
         """
         found: list[int] = []
         known: list[tuple[list[int], torch.Tensor]] = []
-        for tokens, drafts in sorted(self._rounds, key=lambda each: -len(each[0])):
-            seen = tokens[:-1]
-            states = next((s for text, s in known if text[: len(seen)] == seen), None)
+        for text, rounds in sorted(self._rounds.items(), key=lambda each: -len(each[0])):
+            seen = list(text[:-1])
+            states = next((s for longer, s in known if longer[: len(seen)] == seen), None)
             if states is None:
                 states = self.states(seen)
                 known.append((seen, states))
-            found += self._wrong(states[: len(seen)], tokens, drafts)
+            for drafts in rounds:
+                if not any(drafts == more[: len(drafts)] for more in rounds - {drafts}):
+                    found += self._wrong(states[: len(seen)], [*text], drafts)
         self._rounds.clear()
         return found
 
-    def _wrong(self, states: torch.Tensor, tokens: list[int], drafts: list[int]) -> list[int]:
+    def _wrong(self, states: torch.Tensor, tokens: list[int], drafts: tuple[int, ...]) -> list[int]:
         found = []
         for draft in drafts:
             logits = self._equation(states, tokens)
