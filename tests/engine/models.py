@@ -106,11 +106,20 @@ class Oracle(SurveyOracle):
         super().__init__(folder)
         self._said: dict[tuple[int, ...], list[int]] = {}
 
-    def greedy_all(self, prompts: list[list[int]], count: int) -> list[list[int]]:
-        """`greedy` of each, found together; many tests ask for the same."""
+    def greedy(self, prompt: list[int], count: int, guess: list[int] | None = None) -> list[int]:
+        """See the base; `guess` as of `greedy_all`."""
+        return self.greedy_all([prompt], count, guess and [guess])[0]
+
+    def greedy_all(
+        self, prompts: list[list[int]], count: int, guesses: list[list[int]] | None = None
+    ) -> list[list[int]]:
+        """`greedy` of each, found together; many tests ask for the same. `guesses`: what it's
+        likely to say, which then takes it one pass instead of `count`.
+        """
         known = [self._said.get(tuple(prompt), []) for prompt in prompts]
         if any(len(tokens) < count for tokens in known):
-            known = greedy_all(self.model, prompts, count, known)
+            likely = zip(known, guesses or known, strict=True)
+            known = greedy_all(self.model, prompts, count, [max(each, key=len) for each in likely])
             self._said |= {tuple(prompt): each for prompt, each in zip(prompts, known, strict=True)}
         return [tokens[:count] for tokens in known]
 

@@ -38,7 +38,7 @@ def test_every_backend_of_a_cpu_gives_the_same_tokens(
     assert llm.core.executor.loaded.model.ops.why.endswith(f"attention: {backend}")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     said = [output.outputs[0].token_ids for output in outputs]
-    assert said == oracle(family).greedy_all(PROMPTS, 8)
+    assert said == oracle(family).greedy_all(PROMPTS, 8, said)
 
 
 def test_a_backend_of_another_device_is_refused_with_reasons(

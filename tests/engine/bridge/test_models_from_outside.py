@@ -57,7 +57,7 @@ def llama(case: Callable[[str], Case], tmp_path: Path) -> Callable[[str], Case]:
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = [architecture]
         (folder / "config.json").write_text(json.dumps(config))
-        return Case(folder, found.prompts, found.greedy)
+        return Case(folder, found.prompts, found.oracle, said=found.greedy)
 
     return get
 
