@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def read_model(folder: Path) -> Any:
+    """`transformers`' float32 model of a folder, which several may use: nobody changes it."""
+    written = [(each.name, each.stat().st_mtime_ns) for each in sorted(folder.iterdir())]
+    return _read(folder, tuple(written))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(folder: Path, written: tuple[tuple[str, int], ...]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 class Oracle(SurveyOracle):
     """`transformers` on the same weights: float32, greedy, one prompt at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, model: Any = None) -> None:
+        """`model`: another one than the plain model of the folder."""
+        self.model = model or read_model(folder)
         self._said: dict[tuple[int, ...], list[int]] = {}
 
     def greedy(self, prompt: list[int], count: int, guess: list[int] | None = None) -> list[int]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import make_checkpoint
 from tests.engine.greedy import greedy_all
+from tests.engine.models import read_model
 
 PROMPT = [5, 9, 17, 33, 65, 129, 257, 11]
 
@@ -58,7 +58,7 @@ def save(adapted: Any, folder: Path) -> None:
 
 
 def _resized(model: Path, more_tokens: int) -> Any:
-    base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base: Any = copy.deepcopy(read_model(model))  # PEFT puts its own layers into it
     if more_tokens:
         size = base.config.vocab_size + more_tokens
         base.resize_token_embeddings(size, mean_resizing=False)
