@@ -106,7 +106,7 @@ def read_model(folder: Path) -> Any:
     return _read(folder, tuple(written))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)  # of some hundred KB each
 def _read(folder: Path, written: tuple[tuple[str, int], ...]) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
