@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from engine.survey.tiny import Oracle as SurveyOracle
 from tests.engine.greedy import greedy_all
+from tests.made_once import copied
 
 VOCAB = 384
 CHAT_TEMPLATE = (
@@ -63,6 +64,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def make_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Write a random float32 checkpoint of `family` with a tokenizer; returns its folder."""
     options = {**_SHAPE, **FAMILIES[family], **changes}
+    copied(["model", options], folder, seed, lambda: _make_model(options, folder, seed))
+    return folder
+
+
+def _make_model(options: dict[str, Any], folder: Path, seed: int) -> None:
+    options = dict(options)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
     torch.manual_seed(seed)
     with warnings.catch_warnings():
@@ -75,7 +82,6 @@ def make_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path
             parameter.data = noise + (1.0 if "norm" in name else 0.0)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
