@@ -113,6 +113,6 @@ def differing(llm: LLM, prompt: Sequence[int], count: int = 24) -> int:
     others = tuple(tuple(prompt[at:] or prompt) for at in range(0, start, max(1, start // 4)))
     for known in range(start + 1, start + count, 5):
         run(llm, watch, whole, Cut(known=known))
-        run(llm, watch, whole, Cut(known=known, chunk=7, beside=others))
+        run(llm, watch, whole, Cut(known=known, chunk=13, beside=others))
         run(llm, watch, whole, Cut(known=known, chunk=3, cold=False, threads=2))
     return len(set(watch.differing))
