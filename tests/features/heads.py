@@ -11,7 +11,7 @@ from engine.survey.tiny import Oracle
 from tests.engine.speculative.eagle_folders import eagle_parts, layer, linear
 from tests.engine.speculative.head_folders import write
 
-_STEPS = 40
+_STEPS = 25
 
 
 def trained_head(folder: Path, model: Path, texts: list[list[int]]) -> Path:
