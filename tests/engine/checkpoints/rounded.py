@@ -142,24 +142,29 @@ class RoundedModel:
 
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
         """Tokens, and the logits [count, vocab] that each is chosen from."""
-        if (known := self._said.get((*prompt, count))) is not None:
-            return known
+        if (*prompt, count) not in self._said:
+            self._say(prompt, count)
+        return self._said[*prompt, count]
+
+    def _say(self, prompt: list[int], count: int, edge: float = -1.0) -> bool:
+        """Whether no activation lay so near to an edge; what comes then isn't looked for."""
         ids, rows = list(prompt), []
         self.edges.least = 0.5
         for _ in range(count):
             with torch.no_grad():
                 rows.append(self._model(torch.tensor([ids])).logits[0, -1])
+            if self.edges.least <= edge:
+                return False
             ids.append(int(rows[-1].argmax()))
-        self._said[*prompt, count] = found = ids[len(prompt) :], torch.stack(rows)
-        return found
+        self._said[*prompt, count] = ids[len(prompt) :], torch.stack(rows)
+        return True
 
     def clear_prompt(self, length: int, count: int) -> list[int]:
         """One of which no activation lies at an edge."""
         draw = torch.Generator().manual_seed(7)
         for _ in range(_TRIES):
             prompt: list[int] = torch.randint(4, 380, (length,), generator=draw).tolist()
-            self.greedy(prompt, count)
-            if self.edges.least > _EDGE:
+            if self._say(prompt, count, _EDGE):
                 return prompt
         raise AssertionError("every prompt has an activation that could go either way")
 
