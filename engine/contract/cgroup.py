@@ -73,8 +73,9 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _left(group: Path, limit_name: str, used_name: str, prefix: str) -> int | None:
-    limit, used = _number(_read(group / limit_name)), _number(_read(group / used_name))
-    if limit is None or used is None:
+    if (limit := _number(_read(group / limit_name))) is None:
+        return None
+    if (used := _number(_read(group / used_name))) is None:
         return None
     droppable = 0
     for line in (_read(group / "memory.stat") or "").splitlines():
@@ -87,7 +88,8 @@ def _left(group: Path, limit_name: str, used_name: str, prefix: str) -> int | No
 def _read(path: Path) -> str | None:
     """A file's text; None where there is no such file."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode("ascii").strip()
     except (OSError, ValueError):
         return None
 
