@@ -5,6 +5,7 @@ The equations are computed over whole sequences, token by token, in float64, wit
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -63,10 +64,21 @@ def eagle_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Tens
 
 
 class Round:
-    """The entries of drafts that follow one another: each is found once."""
+    """The entries of drafts that follow one another: each is found once. And what the layer makes
+    of a text, it makes of each beginning of it.
+    """
 
     def __init__(self) -> None:
         self._states, self._entries = torch.empty(0), torch.empty(0)
+        self._text, self._hidden = list[int](), torch.empty(0)
+
+    def last(self, states: Tensor, text: list[int], layer: Callable[[], Tensor]) -> Tensor:
+        """What the layer makes of the text's last token: `layer` finds it for all but the first."""
+        if len(text) > len(states) + 1:  # behind a draft, which is nobody's beginning
+            return layer()[-1]
+        if self._text[: len(text)] != text:
+            self._text, self._hidden = text, layer()
+        return self._hidden[len(text) - 2]
 
     def entries(self, states: Tensor, first: Callable[[], Tensor]) -> Tensor:
         """Of the model's states, and of the drafts behind them so far."""
@@ -91,7 +103,8 @@ def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) 
         while len(entries) < len(tokens):
             behind = embedding[tokens[1 : len(entries) + 1]]
             x = linear(tensors, fusion, torch.cat((behind, entries), dim=-1))
-            hidden = layer(tensors, at, x, x)[-1]
+            text = tokens[: len(entries) + 1]
+            hidden = rounds.last(states, text, functools.partial(layer, tensors, at, x, x))
             entries = rounds.add(hidden)
         return head @ hidden
 
@@ -184,7 +197,9 @@ def eagle3_equation(tensors: dict[str, Tensor], embedding: Tensor) -> Equation:
             behind = embedding[tokens[1 : len(entries) + 1]]
             read = normed(entries, tensors[f"{at}hidden_norm.weight"])
             x = torch.cat((normed(behind, tensors[f"{at}input_layernorm.weight"]), read), dim=-1)
-            hidden = layer(tensors, at, x, entries if at == "midlayer." else read)[-1]
+            more = entries if at == "midlayer." else read
+            text = tokens[: len(entries) + 1]
+            hidden = rounds.last(states, text, functools.partial(layer, tensors, at, x, more))
             entries = rounds.add(hidden)
         found = torch.full((VOCAB,), -math.inf).double()
         found[tokens_of] = head @ normed(hidden, tensors["norm.weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
         scale = torch.sqrt((x * x).mean(-1, keepdim=True) + config.rms_norm_eps)
         return x / scale * parts[f"{name}.weight"]
 
+    def of_all(x: Tensor) -> Tensor:
+        places = torch.arange(len(x))[None]
+        rotary = tuple(each.double() for each in oracle.model.rotary_emb(x[None], places))
+        mask = torch.full((len(x), len(x)), -torch.inf).double().triu(1)[None, None]
+        found = layer(x[None], attention_mask=mask, position_embeddings=rotary)
+        return (found[0] if isinstance(found, tuple) else found).view(len(x), -1)
+
     rounds = Round()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
@@ -89,11 +97,8 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
         while len(entries) < len(tokens):
             behind = normed(embedding[tokens[1 : len(entries) + 1]], "enorm")
             x = torch.cat((behind, normed(entries, "hnorm")), dim=-1) @ parts["eh_proj.weight"].T
-            places = torch.arange(len(x))[None]
-            rotary = tuple(each.double() for each in oracle.model.rotary_emb(x[None], places))
-            mask = torch.full((len(x), len(x)), -torch.inf).double().triu(1)[None, None]
-            found = layer(x[None], attention_mask=mask, position_embeddings=rotary)
-            hidden = (found[0] if isinstance(found, tuple) else found).view(len(x), -1)[-1]
+            text = tokens[: len(entries) + 1]
+            hidden = rounds.last(states, text, functools.partial(of_all, x))
             entries = rounds.add(hidden)
         return head @ normed(hidden, "shared_head.norm")
 
