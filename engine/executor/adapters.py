@@ -28,12 +28,11 @@ class DeviceAdapters:
         self._config, self._device = config, device
         self._loaded: LoadedModel | None = None
         self._obstacle = ""
-        kept = config.enable_lora and device.keeps_adapters
         self._store = AdapterStore(
             StoreLimits(
                 max_rank=device.most_adapter_rank,
                 dtype=None if config.lora_dtype == "auto" else dtypes[config.lora_dtype],
-                host_bytes=adapter_bytes(32, 1) if kept else 0,
+                host_bytes=adapter_bytes(32, 1) if device.keeps_adapters else 0,
                 host_adapters=config.max_cpu_loras,
             )
         )
@@ -70,7 +69,7 @@ class DeviceAdapters:
     @property
     def num_bytes(self) -> int:
         """See `AdapterHost`."""
-        return self._device.adapter_bytes() if self._config.enable_lora else 0
+        return self._device.adapter_bytes()
 
     @property
     def most(self) -> int | None:

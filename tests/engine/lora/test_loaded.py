@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,15 +72,3 @@ async def test_they_are_awaited_beside_what_runs() -> None:
         assert await engine.remove_lora(7)
     finally:
         engine.shutdown()
-
-
-def test_memory_is_set_aside_for_adapters_only_where_they_are_served(
-    model_folder: Callable[[str], Path],
-) -> None:
-    folder, small = str(model_folder("llama")), {"num_gpu_blocks_override": 8, "max_model_len": 64}
-    capacities = [
-        LLM(folder, enable_lora=served, **small).core.snapshot().adapter_capacity_bytes
-        for served in (True, False)
-    ]
-    assert capacities[0] > 0
-    assert capacities[1] == 0
