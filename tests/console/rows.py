@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.contrib.auth.hashers import make_password
+
 from catalog.models import DesiredState, ServedModel
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -19,10 +21,11 @@ MODELS = {
 
 def make_rows() -> None:
     """Users, tenants, models; through the product's own actions where there are some."""
-    ada = User.objects.create_user("ada", "ada@example.org", PASSWORD)
-    olga = User.objects.create_user("olga", "olga@example.org", PASSWORD)
-    User.objects.create_user("nobody", "nobody@example.org", PASSWORD)
-    User.objects.create_superuser("root", "root@example.org", PASSWORD)
+    ada = User.objects.create_user("ada", "ada@example.org")
+    olga = User.objects.create_user("olga", "olga@example.org")
+    User.objects.create_user("nobody", "nobody@example.org")
+    User.objects.create_superuser("root", "root@example.org")
+    User.objects.update(password=make_password(PASSWORD))  # which is slow on purpose
     tenants = {
         "acme": actions.create_tenant(actor=SYSTEM, name="Acme", owner=ada),
         "rival": actions.create_tenant(actor=SYSTEM, name="Rival", owner=olga),

@@ -1,11 +1,13 @@
 """Rows for a live server: run as a process of its own on a data dir with tables and no rows.
 
 Two tenants. Ada belongs to Acme and may use the public models and Acme's; Olga belongs to Rival;
-root runs the installation.
+root runs the installation. Tom, Kim and Lea are members of Acme. What it writes is JSON: the values
+of session cookies by name, and a key of Acme's.
 """
 
 from __future__ import annotations
 
+import json
 import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
@@ -13,6 +15,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 import django
 
 PASSWORD = "a quiet page of ink"
+#: The product takes a log-in for recent for 300 s. Theirs is, as long as tests run.
+LATER_S = 3600
 
 
 def main() -> None:
@@ -21,6 +25,47 @@ def main() -> None:
     from tests.console.rows import make_rows
 
     make_rows()
+    make_colleagues()
+    names = ("ada", "olga", "nobody", "root", "lea")
+    print(json.dumps({"sessions": {name: logged_in(name) for name in names}, "key": make_key()}))
+
+
+def make_colleagues() -> None:
+    """Tom, Kim and Lea, members of Acme's with the password of all."""
+    from tenants import actions
+    from tenants.actors import SYSTEM
+    from tenants.models import Role, Tenant, User
+
+    acme, password = Tenant.objects.get(slug="acme"), User.objects.get(username="ada").password
+    for name in ("tom", "kim", "lea"):
+        user = User.objects.create_user(name, f"{name}@example.org")
+        User.objects.filter(pk=user.pk).update(password=password)
+        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role.MEMBER)
+
+
+def make_key() -> str:
+    """The secret of a key of Acme's."""
+    from tenants import actions
+    from tenants.actors import SYSTEM
+    from tenants.models import Tenant
+
+    acme = Tenant.objects.get(slug="acme")
+    return str(actions.create_key(actor=SYSTEM, tenant=acme, name="program").secret)
+
+
+def logged_in(name: str) -> str:
+    """The value of this user's session cookie. To log in with a password in a browser takes a
+    second of a core; that it works is shown in `test_identity` and `test_keyboard`.
+    """
+    from django.contrib.sessions.backends.db import SessionStore
+
+    from console.identity.recent import AT
+    from tests.console.sessions import session_of
+
+    session = SessionStore(session_of(name))
+    session[AT] += LATER_S
+    session.save()
+    return str(session.session_key)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """A tenant whose pages have something to show: run as a process of its own, after `seed`.
 
 Northwind Press is owned by nora; milo is its member. What they did is made up, but for what the
-test that looks at all pages asks of a real engine. The last line that it writes is a key's secret.
+test that looks at all pages asks of a real engine. Its last line is JSON: a key's "secret", and the
+values of both "sessions"' cookies by name.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -26,13 +28,15 @@ def main() -> None:
     """Make the rows."""
     django.setup()
     from tenants.models import Tenant
+    from tests.console.seed import logged_in
 
     secret = people()
     tenants = {slug: Tenant.objects.get(slug=slug) for slug in SHARES}
     money(tenants["northwind"])
     usage(tenants)
     history(tenants)
-    print(secret)
+    sessions = {name: logged_in(name) for name in ("nora", "milo")}
+    print(json.dumps({"secret": secret, "sessions": sessions}))
 
 
 def people() -> str:
@@ -40,10 +44,12 @@ def people() -> str:
     from tenants import actions
     from tenants.actors import SYSTEM
     from tenants.models import Role, User
-    from tests.console.seed import PASSWORD
 
-    nora = User.objects.create_user("nora", "nora@example.org", PASSWORD)
-    milo = User.objects.create_user("milo", "milo@example.org", PASSWORD)
+    nora = User.objects.create_user("nora", "nora@example.org")
+    milo = User.objects.create_user("milo", "milo@example.org")
+    nora.password = milo.password = User.objects.get(username="ada").password
+    nora.save()
+    milo.save()
     limits = {"weight": 2.0, "tokens_per_minute": 200_000, "max_running_requests": 24}
     press = actions.create_tenant(actor=SYSTEM, name="Northwind", owner=nora, **limits)
     actions.add_member(actor=SYSTEM, tenant=press, user=milo, role=Role.MEMBER)

@@ -6,29 +6,32 @@ the main thread, Django's database and asyncio tests can't.
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from engine.contract import protocol
 from engine.contract.protocol import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.scripted_replica import ReplicaThread
+from tests.console.browser.tabs import NOTHING, Tab, Tabs
 from tests.console.live import ROOT, LiveServer, environment
+from tests.console.oidc_provider import CLIENT, SECRET, Provider
 from tests.console.seed import PASSWORD
 from tests.database import with_tables
 from tests.engine.replica import Gateway, replica
+from tests.inference.tokenizer_folder import write_tokenizer
 
 #: The build without windows costs a third of the other's processor time.
 BUILDS = ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium")
@@ -45,8 +48,6 @@ FLAGS = [
 ]
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
-#: Half of what the product takes for recent (allauth's ACCOUNT_REAUTHENTICATION_TIMEOUT, 300 s).
-FRESH_S = 150
 Open = Callable[..., Page]
 expect.set_options(timeout=60_000)  # a busy machine is no fault of the page's
 
@@ -66,15 +67,47 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+class Seeded(NamedTuple):
+    """The environment of an instance with rows, who is logged in there by name, and a key."""
+
+    instance: dict[str, str]
+    sessions: dict[str, Any]
+    key: str
+
+
 @pytest.fixture(scope="package")
-def instance(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of an instance with `tests.console.rows` in its database."""
+def seeded(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Seeded:
+    """What `tests.console.seed` makes."""
     data_dir = with_tables(tmp_path_factory.mktemp("instance"))
     env = environment(data_dir, redis_url, f"c{uuid.uuid4().hex[:12]}")
-    subprocess.run(
-        [sys.executable, "-m", "tests.console.seed"], cwd=ROOT, env=env, check=True, timeout=300
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.console.seed"],
+        cwd=ROOT,
+        env=env,
+        check=True,
+        timeout=300,
+        stdout=subprocess.PIPE,
     )
-    return env
+    made = json.loads(done.stdout)
+    return Seeded(env, states_of(made["sessions"]), made["key"])
+
+
+@pytest.fixture(scope="package")
+def instance(seeded: Seeded) -> dict[str, str]:
+    """The environment of an instance with `tests.console.rows` in its database."""
+    return seeded.instance
+
+
+@pytest.fixture(scope="package")
+def sessions(seeded: Seeded) -> dict[str, Any]:
+    """By name, what a browser has kept of somebody who is logged in at the instance."""
+    return seeded.sessions
+
+
+def states_of(cookies: dict[str, str]) -> dict[str, Any]:
+    """The same of names and the values of their session cookies."""
+    where = {"name": "quire_session", "domain": "127.0.0.1", "path": "/"}
+    return {name: {"cookies": [where | {"value": value}]} for name, value in cookies.items()}
 
 
 @pytest.fixture(scope="package")
@@ -121,6 +154,45 @@ def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveSer
         running.stop()
 
 
+@pytest.fixture(scope="package")
+def provider() -> Iterator[Provider]:
+    """An identity provider of the site's own."""
+    running = Provider()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="package")
+def scripted(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[ReplicaThread]:
+    """A replica of "quill", under a prefix without the other tests' heartbeats."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    running = ReplicaThread(instance["REDIS_URL"], instance["QUIRE_KEY_PREFIX"] + "site", folder)
+    running.thread.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="package")
+def site(
+    instance: dict[str, str], scripted: ReplicaThread, provider: Provider, tmp_path_factory: Any
+) -> Iterator[LiveServer]:
+    """`config.asgi` under uvicorn, an identity provider, and a replica that plays scripts."""
+    env = {
+        **instance,
+        "QUIRE_KEY_PREFIX": scripted.replica.prefix,
+        "QUIRE_OIDC_ISSUER": provider.url,
+        "QUIRE_OIDC_CLIENT_ID": CLIENT,
+        "QUIRE_OIDC_CLIENT_SECRET": SECRET,
+        "QUIRE_OIDC_NAME": "Acme ID",
+        "QUIRE_OIDC_ROLES": "devs=acme:member",
+    }
+    log = tmp_path_factory.mktemp("site") / "log"
+    running = LiveServer("config.asgi:application", env, log, lifespan="on")
+    running.start()
+    yield running
+    running.stop()
+
+
 def log_in(page: Page, url: str, name: str) -> None:
     """Through the login page, as a person does."""
     page.goto(f"{url}/login/")
@@ -130,121 +202,62 @@ def log_in(page: Page, url: str, name: str) -> None:
     page.wait_for_url(f"{url}/")
 
 
-class Sessions:
-    """Cookies of users who logged in within the last minutes, by name.
-
-    Not every test logs in, yet none meets a log-in so old that the product asks for it again.
-    """
-
-    def __init__(self, browser: Browser, url: str) -> None:
-        self._browser = browser
-        self._url = url
-        self._found: dict[str, tuple[float, Any]] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        at, state = self._found.get(name, (-math.inf, None))
-        if time.monotonic() - at > FRESH_S:
-            context = self._browser.new_context()
-            log_in(context.new_page(), self._url, name)
-            at, state = time.monotonic(), context.storage_state()
-            self._found[name] = at, state
-            context.close()
-        return state
-
-
 @pytest.fixture(scope="package")
-def sessions(browser: Browser, server: LiveServer) -> Sessions:
-    """Whoever is named is logged in."""
-    return Sessions(browser, server.url)
-
-
-class Contexts:
-    """Shared between tests by user and way of looking: their caches spare loading scripts anew."""
-
-    def __init__(self, browser: Browser) -> None:
-        self._browser = browser
-        self._made: dict[tuple[str, str], BrowserContext] = {}
-
-    def of(self, user: str, options: dict[str, Any]) -> BrowserContext:
-        """The user's, without the cookies of a login."""
-        key = user, repr(sorted(options.items()))
-        if key not in self._made:
-            self._made[key] = self._browser.new_context(**options)
-        return self._made[key]
-
-    def close(self) -> None:
-        """All of them."""
-        for context in self._made.values():
-            context.close()
-
-
-@pytest.fixture(scope="package")
-def contexts(browser: Browser) -> Iterator[Contexts]:
+def tabs(browser: Browser, server: LiveServer, sessions: dict[str, Any]) -> Iterator[Tabs]:
     """For all tests of this package."""
-    made = Contexts(browser)
+    made = Tabs(browser, sessions, server.url)
     yield made
     made.close()
 
 
 @pytest.fixture
 def open_page(
-    browser: Browser,
-    server: LiveServer,
-    sessions: Sessions,
-    contexts: Contexts,
+    browser: Browser, server: LiveServer, sessions: dict[str, Any], tabs: Tabs
 ) -> Iterator[Open]:
-    """Opens a page as a user, in a tab of its own; as nobody, or without scripts, which can't tidy
-    up behind them, in a context of its own.
+    """Opens a page as a user, in a tab that other tests use, too, or in its own if it's `alone`,
+    for what can't be taken back; as nobody, or without scripts, in a context of its own.
 
     `answers`: JSON that addresses answer with instead of the server. A script's error or a refused
     policy fails the test.
     """
-    opened: list[Page | BrowserContext] = []
-    problems: list[str] = []
+    opened: list[Tab] = []
 
     def make(
         path: str = "/",
         user: str | None = "ada",
         *,
         answers: dict[str, Any] | None = None,
-        **options: Any,
+        alone: bool = False,
+        viewport: Any = DESKTOP,
+        color_scheme: str = "light",
+        reduced_motion: str = "no-preference",
+        **device: Any,
     ) -> Page:
-        options = {"viewport": DESKTOP, "color_scheme": "light"} | options
-        if user and options.get("java_script_enabled", True):
-            context = contexts.of(user, options)
-            context.add_cookies(sessions[user]["cookies"])
+        if user and device.get("java_script_enabled", True):
+            tab = tabs.of(user, device, alone)
         else:
             state = sessions[user] if user else None
-            context = browser.new_context(storage_state=state, **options)
-            opened.append(context)
-        context.set_default_timeout(60_000)
-        page = context.new_page()
-        opened.append(page)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: _note(message, problems))
+            tab = Tab(browser.new_context(storage_state=state, **device))
+            opened.append(tab)
+        tab.look(viewport, color_scheme=color_scheme, reduced_motion=reduced_motion)
+        tab.problems.clear()  # what an earlier test's page said when it was left
         for address, answer in (answers or {}).items():
-            page.route(f"**{address}*", partial(_fulfil, answer))
-        page.goto(server.url + path)
-        return page
+            tab.page.route(f"**{address}*", partial(_fulfil, answer))
+        if "#" in path:  # to go to another place of a page loads nothing
+            tab.page.goto(server.url + NOTHING)
+        tab.page.goto(server.url + path)
+        return tab.page
 
     yield make
-    for each in opened:
-        if isinstance(each, Page):
-            for page in each.context.pages:
-                page.evaluate("localStorage.clear()")
-                page.close()
-        else:
-            each.close()
+    problems = tabs.tidy()
+    for tab in opened:
+        tab.page.context.close()
+        problems += tab.problems
     assert problems == []
 
 
 def _fulfil(answer: Any, route: Route) -> None:
     route.fulfill(json=answer)
-
-
-def _note(message: Any, problems: list[str]) -> None:
-    if "Content Security Policy" in message.text or "TrustedHTML" in message.text:
-        problems.append(message.text)
 
 
 @pytest.fixture

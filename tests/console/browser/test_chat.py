@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser.conftest import Open, Sessions
+from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
 
 LINES = "\n\n".join(f"This is paragraph {n} of a long answer." for n in range(60))
@@ -216,7 +217,7 @@ def test_an_answer_cut_off_by_a_reload_stays_as_far_as_it_came(
 
 
 def test_the_next_user_of_the_tab_does_not_find_the_conversation(
-    open_page: Open, sessions: Sessions
+    open_page: Open, sessions: dict[str, Any]
 ) -> None:
     page = open_page("/", "ada", locale="en-GB")
     PlaygroundPage(page).ready().answer_to("a secret of Ada's")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from playwright.sync_api import WebSocketRoute, expect
 
 from tests.console.browser.conftest import Open
@@ -35,6 +36,12 @@ def test_the_page_reconnects_when_the_server_is_back(
     expect(playground.answers.first.locator(".prose")).to_have_text("You said: Before")
 
 
+@pytest.fixture
+def alone(open_page: Open) -> PlaygroundPage:
+    """The playground in a tab of its own: the way of a socket can't be changed back."""
+    return PlaygroundPage(open_page(alone=True)).ready()
+
+
 def cut_off(playground: PlaygroundPage) -> list[float]:
     """Drop the connection and refuse every new one; the times of the attempts, as they come."""
     attempts: list[float] = []
@@ -48,8 +55,8 @@ def cut_off(playground: PlaygroundPage) -> list[float]:
     return attempts
 
 
-def test_the_reader_can_have_it_tried_at_once(playground: PlaygroundPage) -> None:
-    page, attempts = playground.page, cut_off(playground)
+def test_the_reader_can_have_it_tried_at_once(alone: PlaygroundPage) -> None:
+    page, attempts = alone.page, cut_off(alone)
     page.wait_for_timeout(1500)  # a few attempts, after growing pauses
     again = page.get_by_role("button", name="Try now")
     again.focus()
@@ -70,12 +77,12 @@ def test_what_was_stopped_stays_so_though_the_connection_is_lost(
     expect(playground.error).to_have_count(0)
 
 
-def test_a_question_that_waits_can_be_given_up(playground: PlaygroundPage) -> None:
-    cut_off(playground)
-    expect(playground.page.locator("#connection")).to_have_attribute("data-state", "waiting")
-    waiting = playground.send("Meanwhile")
+def test_a_question_that_waits_can_be_given_up(alone: PlaygroundPage) -> None:
+    cut_off(alone)
+    expect(alone.page.locator("#connection")).to_have_attribute("data-state", "waiting")
+    waiting = alone.send("Meanwhile")
     expect(waiting).to_have_attribute("data-state", "waiting")
-    playground.page.get_by_role("button", name="Stop").click()
+    alone.page.get_by_role("button", name="Stop").click()
     expect(waiting).to_have_attribute("data-state", "stopped")
 
 
@@ -96,12 +103,12 @@ def test_a_refused_origin_is_not_tried_again(playground: PlaygroundPage) -> None
 
 
 def test_a_conversation_too_long_to_send_is_told_and_the_connection_stays(
-    playground: PlaygroundPage,
+    alone: PlaygroundPage,
 ) -> None:
-    playground.page.set_default_timeout(90_000)  # the field lays out a megabyte
-    playground.finished(playground.send("long " * 220_000))
-    expect(playground.error).to_contain_text("message_too_large")
-    expect(playground.page.locator("#connection")).to_have_attribute("data-state", "open")
+    alone.page.set_default_timeout(90_000)  # the field lays out a megabyte
+    alone.finished(alone.send("long " * 220_000))
+    expect(alone.error).to_contain_text("message_too_large")
+    expect(alone.page.locator("#connection")).to_have_attribute("data-state", "open")
 
 
 def test_a_session_that_ended_elsewhere_is_noticed_without_a_word_from_the_socket(

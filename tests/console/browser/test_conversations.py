@@ -7,9 +7,10 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.console.browser.conftest import PHONE, Open, log_in
+from tests.console.browser.conftest import PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.test_accessibility import problems, views
+from tests.console.live import LiveServer
 
 TOOL = '{"name": "weather", "parameters": {"type": "object"}}'
 CALL = [
@@ -55,17 +56,13 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
 
 
 def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
-    playground: PlaygroundPage, open_page: Open, browser: Any, server: Any
+    playground: PlaygroundPage, open_page: Open, server: LiveServer
 ) -> None:
     page = playground.page
     playground.answer_to("For my colleagues, about the otter")
     where = f"/?conversation={kept(playground)}"
-    context = browser.new_context()
-    olga = context.new_page()
-    log_in(olga, server.url, "olga")
-    root = open_page(where, "root")
+    olga, root = open_page(where, "olga"), open_page(where, "root")
     for other in (olga, root):
-        other.goto(server.url + where)
         expect(other.get_by_text("There is no such conversation.")).to_be_visible()
     history = drawer(page)
     history.get_by_label("Search").fill("otter")
@@ -78,7 +75,6 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     expect(root.locator("#kept")).to_contain_text("Shared by ada")
     root.wait_for_timeout(2000)
     assert root.url.endswith(where)  # to look at it makes no copy
-    context.close()
 
 
 def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(

@@ -6,6 +6,7 @@ With `QUIRE_TEST_SCREENSHOTS=docs/console` the operator's walk leaves a picture 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from console.pages import Who, pages
-from tests.console.browser.conftest import DESKTOP, PHONE, Sessions
+from tests.console.browser.conftest import DESKTOP, PHONE, states_of
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer
 
@@ -59,18 +60,19 @@ LEADS = {
 
 
 @pytest.fixture(scope="module")
-def secret(product: LiveServer) -> str:
-    """A key of Northwind's, which has asked this and that."""
+def secret(product: LiveServer, sessions: dict[str, Any]) -> str:
+    """A key of Northwind's, which has asked this and that; its people are logged in."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.console.showcase"],
         cwd=ROOT,
         env=product.env,
         check=True,
         timeout=120,
-        capture_output=True,
-        text=True,
+        stdout=subprocess.PIPE,
     )
-    key = done.stdout.split()[-1]
+    made = json.loads(done.stdout)
+    sessions.update(states_of(made["sessions"]))
+    key = str(made["secret"])
     with httpx.Client(
         base_url=f"{product.url}/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
     ) as client:
@@ -211,7 +213,7 @@ def ready(walk: Walk, url: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_operators_pages_are_light_and_readable_in_every_view(
-    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
 ) -> None:
     walk = Walk(browser, product.url, sessions["root"], viewport=DESKTOP)
     axe, heavy = Axe().axe_script, []
@@ -268,7 +270,7 @@ def look_around(walk: Walk, name: str) -> Iterator[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [pytest.param("nora", marks=pytest.mark.slow), "nobody"])
 def test_owners_and_outsiders_have_their_pages_and_no_others(
-    browser: Browser, product: LiveServer, sessions: Sessions, secret: str, name: str
+    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str, name: str
 ) -> None:
     walk = Walk(browser, product.url, sessions[name], viewport=PHONE, color_scheme="dark")
     assert len(list(look_around(walk, name))) > len(IN_NAVIGATION) / 2
@@ -277,7 +279,7 @@ def test_owners_and_outsiders_have_their_pages_and_no_others(
 
 
 def test_a_list_of_requests_says_when_newer_ones_have_come(
-    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
 ) -> None:
     walk = Walk(browser, product.url, sessions["milo"], viewport=DESKTOP)
     walk.open("/console/requests/")
@@ -296,7 +298,7 @@ def test_a_list_of_requests_says_when_newer_ones_have_come(
 
 
 def test_members_have_their_pages_and_without_scripts_none_waits_for_them(
-    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
 ) -> None:
     walk = Walk(browser, product.url, sessions["milo"], viewport=PHONE, java_script_enabled=False)
     for path in look_around(walk, "milo"):

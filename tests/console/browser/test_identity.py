@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,37 +12,9 @@ from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.console.browser.conftest import DESKTOP, PHONE, log_in
-from tests.console.live import ROOT, LiveServer
-from tests.console.oidc_provider import CLIENT, SECRET, Provider
+from tests.console.live import LiveServer
+from tests.console.oidc_provider import Provider
 from tests.console.seed import PASSWORD
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    """An identity provider of its own."""
-    running = Provider()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def site(
-    instance: dict[str, str], provider: Provider, tmp_path_factory: Any
-) -> Iterator[LiveServer]:
-    """The product's own application, with an identity provider."""
-    env = {
-        **instance,
-        "QUIRE_OIDC_ISSUER": provider.url,
-        "QUIRE_OIDC_CLIENT_ID": CLIENT,
-        "QUIRE_OIDC_CLIENT_SECRET": SECRET,
-        "QUIRE_OIDC_NAME": "Acme ID",
-        "QUIRE_OIDC_ROLES": "devs=acme:member",
-    }
-    log = tmp_path_factory.mktemp("identity") / "log"
-    running = LiveServer("config.asgi:application", env, log, lifespan="on")
-    running.start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture
@@ -65,26 +35,10 @@ def tab(browser: Browser) -> Iterator[Page]:
     assert problems == []
 
 
-#: Members of Acme's with the password of all; a process beside the running server makes them.
-PEOPLE = f"""
-import django
-django.setup()
-from tenants import actions
-from tenants.actors import SYSTEM
-from tenants.models import Role, Tenant, User
-for name in ("tom", "kim", "lea"):
-    user = User.objects.create_user(name, f"{{name}}@example.org", {PASSWORD!r})
-    actions.add_member(
-        actor=SYSTEM, tenant=Tenant.objects.get(slug="acme"), user=user, role=Role.MEMBER
-    )
-"""
-
-
-@pytest.fixture(scope="module")
-def people(site: LiveServer) -> None:
-    """Tom, Kim and Lea."""
-    env = {**site.env, "DJANGO_SETTINGS_MODULE": "config.settings"}
-    subprocess.run([sys.executable, "-c", PEOPLE], cwd=ROOT, env=env, check=True, timeout=120)
+def be(context: BrowserContext, name: str, sessions: dict[str, Any]) -> None:
+    """Somebody who has logged in, though not in this browser."""
+    for cookie in sessions[name]["cookies"]:
+        context.add_cookies([{**cookie, "domain": "localhost"}])
 
 
 def code_of(secret: str) -> str:
@@ -110,7 +64,6 @@ def test_whoever_the_provider_names_no_group_of_is_told_so(
     expect(tab.get_by_role("heading", name="You have no access yet")).to_be_visible()
 
 
-@pytest.mark.usefixtures("people")
 def test_an_authenticator_app_is_set_up_and_asked_for(
     tab: Page, browser: Browser, url: str
 ) -> None:
@@ -148,7 +101,6 @@ def with_security_key(context: BrowserContext, page: Page) -> None:
     session.send("WebAuthn.addVirtualAuthenticator", {"options": options})
 
 
-@pytest.mark.usefixtures("people")
 def test_a_security_key_is_added_and_asked_for(tab: Page, url: str) -> None:
     with_security_key(tab.context, tab)
     log_in(tab, url, "kim")
@@ -168,11 +120,11 @@ def test_a_security_key_is_added_and_asked_for(tab: Page, url: str) -> None:
 
 
 def test_somebody_joins_by_an_invitation(
-    tab: Page, browser: Browser, site: LiveServer, url: str
+    tab: Page, browser: Browser, url: str, sessions: dict[str, Any]
 ) -> None:
     admin = browser.new_context(viewport=DESKTOP)
     page = admin.new_page()
-    log_in(page, url, "ada")
+    be(admin, "ada", sessions)
     page.goto(f"{url}/console/members/")
     page.get_by_label("Mail address").fill("ines@example.org")
     page.get_by_role("button", name="Invite").click()
@@ -192,15 +144,15 @@ def test_somebody_joins_by_an_invitation(
     admin.close()
 
 
-@pytest.mark.usefixtures("people")
 def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
-    tab: Page, browser: Browser, url: str
+    tab: Page, browser: Browser, url: str, sessions: dict[str, Any]
 ) -> None:
-    log_in(tab, url, "lea")
+    be(tab.context, "lea", sessions)
+    tab.goto(f"{url}/")
     expect(tab.locator("#connection")).to_have_attribute("data-state", "open")
     admin = browser.new_context(viewport=DESKTOP)
     page = admin.new_page()
-    log_in(page, url, "ada")
+    be(admin, "ada", sessions)
     page.goto(f"{url}/console/members/")
     row = page.get_by_role("row", name=re.compile("lea"))
     row.get_by_text("Remove", exact=False).first.click()

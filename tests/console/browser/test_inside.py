@@ -7,28 +7,33 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.console.browser.conftest import Sessions
+from tests.console.browser.tabs import Tabs
 from tests.console.live import LiveServer
 
 Go = Callable[..., Page]
 
 
-@pytest.fixture
-def go(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Go]:
-    """Opens a path as somebody, in a context of its own."""
-    made: list[BrowserContext] = []
+@pytest.fixture(scope="module")
+def tabs(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Tabs]:
+    """At the product's own application."""
+    made = Tabs(browser, sessions, product.url)
+    yield made
+    made.close()
 
-    def open_path(path: str, name: str = "root", **options: Any) -> Page:
-        made.append(browser.new_context(storage_state=sessions[name], **options))
-        page = made[-1].new_page()
+
+@pytest.fixture
+def go(product: LiveServer, tabs: Tabs) -> Iterator[Go]:
+    """Opens a path as somebody."""
+
+    def open_path(path: str, name: str = "root") -> Page:
+        page = tabs.of(name, {}).page
         page.goto(product.url + path)
         return page
 
     yield open_path
-    for context in made:
-        context.close()
+    tabs.tidy()
 
 
 def prove(page: Page, other: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import unescape
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Request, expect
 
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import LiveServer
@@ -54,7 +54,11 @@ def as_shown(trick: str) -> str:
 def test_fault_37_tricks_stay_text(playground: PlaygroundPage) -> None:
     page = playground.page
     requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
+
+    def note(request: Request) -> None:
+        requests.append(request.url)
+
+    page.on("request", note)
     for name, trick in TRICKS.items():
         prose = playground.shown(trick)
         text = prose.evaluate("e => e.textContent")
@@ -64,6 +68,7 @@ def test_fault_37_tricks_stay_text(playground: PlaygroundPage) -> None:
         odd = {each for each in made if not each.endswith(".example/")}
         odd -= {each for each in made if each.startswith("https://evil.example/")}
         assert odd <= {"p", "br"}, (name, odd)
+    page.remove_listener("request", note)
     assert page.evaluate("window.hit") is None
     host = page.url.split("/")[2]
     assert [url for url in requests if host not in url] == []

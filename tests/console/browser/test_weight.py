@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from playwright.sync_api import Browser
 
-from tests.console.browser.conftest import Sessions
 from tests.console.live import LiveServer
 
 
@@ -33,7 +33,7 @@ def test_texts_leave_compressed_and_are_known_again(server: LiveServer, browser:
 
 
 def test_the_modules_of_the_playground_are_asked_for_at_once(
-    server: LiveServer, browser: Browser, sessions: Sessions
+    server: LiveServer, browser: Browser, sessions: dict[str, Any]
 ) -> None:
     context = browser.new_context(storage_state=sessions["ada"])
     page = context.new_page()
