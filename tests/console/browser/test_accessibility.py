@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
@@ -13,11 +13,11 @@ from tests.console.browser.conftest import DESKTOP, PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
 
 #: Each of both at least once; all four would only take longer.
-VIEWS: list[Any] = [
-    pytest.param({"viewport": DESKTOP, "color_scheme": "light"}, id="desk"),
-    pytest.param({"viewport": PHONE, "color_scheme": "dark"}, id="phone"),
-]
-views = pytest.mark.parametrize("view", VIEWS)
+DESK: dict[str, Any] = {"viewport": DESKTOP, "color_scheme": "light"}
+HAND: dict[str, Any] = {"viewport": PHONE, "color_scheme": "dark"}
+#: What is sized or coloured anew has its new size and colour.
+SETTLED = """new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))
+    .then(() => document.getAnimations().forEach((each) => each.finish()))"""
 MARKDOWN = (
     "# Title\n\n- a list with `code`\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nx = 1\n```"
 )
@@ -29,20 +29,33 @@ def problems(page: Page) -> list[str]:
     return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
-@views
-def test_the_playground_with_an_answer_an_error_and_its_settings(
-    open_page: Open, view: dict[str, Any]
-) -> None:
-    page = open_page(**view)
+def turn(page: Page, view: dict[str, Any]) -> None:
+    """Look at the same page in another way."""
+    page.set_viewport_size(view["viewport"])
+    page.emulate_media(color_scheme=view["color_scheme"])
+    page.evaluate(SETTLED)
+
+
+def in_both(page: Page) -> Iterator[None]:
+    """At a desk, then on a phone."""
+    for view in (DESK, HAND):
+        turn(page, view)
+        yield
+
+
+def test_the_playground_with_an_answer_an_error_and_its_settings(open_page: Open) -> None:
+    page = open_page(**HAND)
     playground = PlaygroundPage(page).ready()
     playground.finished(playground.play(text=MARKDOWN, reasoning="Let me think."))
     error = {"message": "Too long.", "type": "invalid_request_error", "param": None, "code": None}
     playground.finished(playground.play(text="Half", error=error))
     assert problems(page) == []
-    if page.locator("#settings").is_hidden():
-        page.get_by_role("button", name="Settings").click()
+    for view in (HAND, DESK):
+        turn(page, view)
+        page.get_by_role("button", name="Settings", exact=True).click()
         expect(page.locator("#settings")).to_be_visible()
         assert problems(page) == []
+        page.get_by_role("button", name="Close the settings").click()
 
 
 def test_a_key_is_made_with_the_keyboard_alone(open_page: Open) -> None:

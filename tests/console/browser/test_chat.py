@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser.conftest import Open
@@ -237,23 +236,24 @@ def test_a_starter_fills_the_field_and_waits(playground: PlaygroundPage) -> None
     expect(playground.answers).to_have_count(0)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ('{"city": "x",\n\n        "of": [1]}', True),
-        ('\n {"city":\n\n"x"}\n', True),
-        ("[1,\n\n2]", True),
-        ("{x} is a set", False),
-        ("[a link](https://example.org)", False),
-    ],
-)
-def test_json_is_drawn_as_code_and_nothing_else_is(
-    playground: PlaygroundPage, text: str, code: bool
-) -> None:
-    answer = playground.finished(playground.play(text=text, cut=3, pause=0.01))
-    blocks = answer.locator(".prose pre")
-    expect(blocks).to_have_count(int(code))
-    if code:
-        assert json.loads(blocks.inner_text()) == json.loads(text)
+#: Whether a text is JSON.
+TEXTS = {
+    '{"city": "x",\n\n        "of": [1]}': True,
+    '\n {"city":\n\n"x"}\n': True,
+    "[1,\n\n2]": True,
+    "{x} is a set": False,
+    "[a link](https://example.org)": False,
+}
+
+
+def test_json_is_drawn_as_code_and_nothing_else_is(playground: PlaygroundPage) -> None:
+    for text, code in TEXTS.items():
+        answer = playground.finished(playground.play(text=text, cut=3, pause=0.01))
+        blocks = answer.locator(".prose pre")
+        expect(blocks).to_have_count(int(code))
+        if code:
+            assert json.loads(blocks.inner_text()) == json.loads(text)
     playground.page.reload()
-    expect(playground.answers.first.locator(".prose pre")).to_have_count(int(code))
+    expect(playground.answers).to_have_count(len(TEXTS))
+    for answer, code in zip(playground.answers.all(), TEXTS.values(), strict=True):
+        expect(answer.locator(".prose pre")).to_have_count(int(code))
