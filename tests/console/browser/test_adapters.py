@@ -50,18 +50,20 @@ def test_what_is_no_adapter_is_refused_at_once(open_page: Open, tmp_path: Path) 
     assert width <= 0
 
 
+#: Says the number of a new adapter, and takes the adapter away at the end of what it's told.
 _READY = """
+import sys
+import django
+django.setup()
+from adapters.models import Adapter
 from catalog.models import ServedModel
 from tenants.actors import SYSTEM
 from tenants.models import Tenant
 from tests.platform.adapters import ready
 print(ready(SYSTEM, Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill"),
-            "answered").adapter_id)
-"""
-
-_GONE = """
-from adapters.models import Adapter
-gone = Adapter.objects.get(pk={})
+            "answered").adapter_id, flush=True)
+sys.stdin.read()
+gone = Adapter.objects.get(name="answered")
 gone.aliases.all().delete()
 gone.delete()
 """
@@ -71,25 +73,20 @@ def test_what_a_deed_says_is_read_though_states_change_meanwhile(
     open_page: Open, instance: dict[str, str]
 ) -> None:
     """The page makes itself anew when states change, but not while an answer is on its way."""
-    number = int(shell(instance, _READY))
-    try:
-        read_what_promoting_says(open_page, number)
-    finally:  # others count the models that are live
-        shell(instance, _GONE.format(number))
-
-
-def shell(instance: dict[str, str], code: str) -> str:
-    """What `code` prints in the instance."""
-    made = subprocess.run(
-        [sys.executable, "manage.py", "shell", "-v", "0", "-c", code],
+    process = subprocess.Popen(
+        [sys.executable, "-c", _READY],
         cwd=ROOT,
-        env=instance,
-        check=True,
-        capture_output=True,
+        env={**instance, "DJANGO_SETTINGS_MODULE": "config.settings"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
-    return made.stdout
+    assert process.stdout is not None
+    try:
+        read_what_promoting_says(open_page, int(process.stdout.readline()))
+    finally:  # others count the models that are live
+        process.communicate(timeout=120)
+    assert process.returncode == 0
 
 
 def read_what_promoting_says(open_page: Open, number: int) -> None:
