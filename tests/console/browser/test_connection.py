@@ -9,27 +9,32 @@ from playwright.sync_api import WebSocketRoute, expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.tabs import NOTHING
 from tests.console.live import LiveServer
+from tests.console.relay import Relay, relayed
 
 
-def test_the_page_reconnects_when_the_server_is_back(
-    playground: PlaygroundPage, server: LiveServer
-) -> None:
+def test_the_page_reconnects_when_the_server_is_back(open_page: Open, server: LiveServer) -> None:
+    page = open_page(NOTHING)
+    with relayed(server) as relay:
+        page.goto(relay.url)
+        lose_and_find(PlaygroundPage(page).ready(), relay)
+
+
+def lose_and_find(playground: PlaygroundPage, relay: Relay) -> None:
     page = playground.page
     playground.answer_to("Before")
     running = playground.play(text="word " * 400, cut=5, pause=0.02)
     expect(running.locator(".prose")).to_contain_text("word word")
-    server.stop()
-    try:
-        playground.finished(running)
-        expect(running.locator(".prose")).to_contain_text("word word")
-        expect(playground.error).to_contain_text("connection_lost")
-        expect(page.locator("#connection")).to_contain_text("Connection lost")
-        # What is asked meanwhile waits.
-        waiting = playground.send("Meanwhile")
-        expect(waiting).to_have_attribute("data-state", "waiting")
-    finally:
-        server.start()
+    relay.stop()
+    playground.finished(running)
+    expect(running.locator(".prose")).to_contain_text("word word")
+    expect(playground.error).to_contain_text("connection_lost")
+    expect(page.locator("#connection")).to_contain_text("Connection lost")
+    # What is asked meanwhile waits.
+    waiting = playground.send("Meanwhile")
+    expect(waiting).to_have_attribute("data-state", "waiting")
+    relay.start()
     page.evaluate("dispatchEvent(new Event('online'))")  # or it would wait for its next attempt
     expect(waiting.locator(".prose")).to_have_text("You said: Meanwhile")
     expect(page.locator("#connection")).to_have_text("")

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browser.tabs import Tabs
 from tests.console.live import LiveServer
+from tests.console.relay import relayed
 
 Go = Callable[..., Page]
 
@@ -27,9 +28,9 @@ def tabs(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Ite
 def go(product: LiveServer, tabs: Tabs) -> Iterator[Go]:
     """Opens a path as somebody."""
 
-    def open_path(path: str, name: str = "root") -> Page:
+    def open_path(path: str, name: str = "root", at: str = product.url) -> Page:
         page = tabs.of(name, {}).page
-        page.goto(product.url + path)
+        page.goto(at + path)
         return page
 
     yield open_path
@@ -87,9 +88,10 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
 
 
 def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:
-    page = go("/console/kv/")
-    expect(page.locator("#kv-state")).to_have_text("Live")
-    product.stop()
-    expect(page.locator("#kv-state")).to_contain_text("Connection lost")
-    product.start()
-    expect(page.locator("#kv-state")).to_have_text("Live")
+    with relayed(product) as relay:
+        page = go("/console/kv/", at=relay.url)
+        expect(page.locator("#kv-state")).to_have_text("Live")
+        relay.stop()
+        expect(page.locator("#kv-state")).to_contain_text("Connection lost")
+        relay.start()
+        expect(page.locator("#kv-state")).to_have_text("Live")
