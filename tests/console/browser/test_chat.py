@@ -218,7 +218,7 @@ def test_an_answer_cut_off_by_a_reload_stays_as_far_as_it_came(
 def test_the_next_user_of_the_tab_does_not_find_the_conversation(
     open_page: Open, sessions: dict[str, Any]
 ) -> None:
-    page = open_page("/", "ada", locale="en-GB")
+    page = open_page("/", "ada")
     PlaygroundPage(page).ready().answer_to("a secret of Ada's")
     page.reload()
     expect(PlaygroundPage(page).ready().answers).to_have_count(1)

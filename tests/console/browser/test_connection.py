@@ -118,7 +118,7 @@ def test_a_conversation_too_long_to_send_is_told_and_the_connection_stays(
 def test_a_session_that_ended_elsewhere_is_noticed_without_a_word_from_the_socket(
     open_page: Open,
 ) -> None:
-    page = open_page(locale="en-GB")
+    page = open_page()
     PlaygroundPage(page).ready()
     page.context.clear_cookies()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")

@@ -6,6 +6,7 @@ from playwright.sync_api import expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.tabs import NOTHING
 
 
 def test_models_are_listed_with_their_states(playground: PlaygroundPage) -> None:
@@ -55,11 +56,10 @@ def test_without_a_model_nothing_can_be_sent_and_the_page_says_why(open_page: Op
 
 
 def test_a_failing_list_is_told_and_asked_for_again(open_page: Open) -> None:
-    page = open_page("/login/", None)
-    page.context.add_cookies(open_page().context.cookies())
+    page = open_page(NOTHING)
     error = {"message": "Redis is away.", "type": "server_error", "param": None, "code": "x"}
     failing = {"json": {"error": error}, "status": 503}
     page.route("**/console/api/models", lambda route: route.fulfill(**failing), times=1)
-    page.goto(page.url.replace("/login/", "/"))
+    page.goto(page.url.replace(NOTHING, "/"))
     expect(page.locator("#toast")).to_contain_text("Redis is away.")
     PlaygroundPage(page).ready()

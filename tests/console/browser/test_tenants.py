@@ -8,6 +8,7 @@ from playwright.sync_api import Route, expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.tabs import NOTHING
 
 LONG = "A research group with an unusually long name, and then some more of it"
 TENANTS = [{"id": "acme", "name": "Acme"}, {"id": "long", "name": LONG}]
@@ -24,9 +25,9 @@ def answer(route: Route) -> None:
 
 
 def several(open_page: Open, **options: Any) -> PlaygroundPage:
-    page = open_page("/account/password/", **options)
+    page = open_page(NOTHING, **options)
     page.route("**/console/api/models*", answer)
-    page.goto(page.url.replace("/account/password/", "/"))
+    page.goto(page.url.replace(NOTHING, "/"))
     return PlaygroundPage(page).ready()
 
 
