@@ -56,19 +56,26 @@ def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
 
 @covering(flood=list(FLOODS), pool=list(POOLS), whole=[0, 48])
 def test_weights_hold_whatever_floods(flood: str, pool: str, whole: int) -> None:
-    weights = {"one": 1.0, "two": 2.0, "four": 4.0}
+    # A full pool holds seven long requests of both kinds. What each of them brings is a fifth of
+    # what a tenant gets in one run, and what is computed again is paid for and no service: so
+    # several runs count together, and shares are looser.
+    few = (flood, pool) == ("both", "full")
+    runs = [shares(flood, pool, whole, seed) for seed in range(1, 7 if few else 2)]
+    got = [sum(each) for each in zip(*runs, strict=True)]
+    assert max(got) <= (1.3 if few else 1.1) * min(got)
+
+
+def shares(flood: str, pool: str, whole: int, seed: int) -> list[float]:
+    """What tenants of three weights get in twelve seconds, over weight: equal if it's fair."""
     tenants = {
-        name: Tenant(0.0, SECONDS, weight=weight, at_once=100, **FLOODS[flood])
-        for name, weight in weights.items()
+        f"weight {weight:g}": Tenant(0.0, SECONDS, weight=weight, at_once=100, **FLOODS[flood])
+        for weight in (1.0, 2.0, 4.0)
     }
-    simulation = Simulation(machine(POOLS[pool], whole), tenants, seed=2)
+    simulation = Simulation(machine(POOLS[pool], whole), tenants, seed=seed)
     simulation.run_until(4.0)
-    before = {name: tenant.service for name, tenant in tenants.items()}
+    before = [tenant.service for tenant in tenants.values()]
     simulation.run_until(SECONDS)
-    # `service` is over weight: equal where each got its share.
-    got = [tenants[name].service - before[name] for name in weights]
-    # A full pool holds 7 requests: what each of them brings is a fifth of what a tenant gets.
-    assert max(got) <= (1.1 if pool == "roomy" else 1.25) * min(got)
+    return [each.service - had for each, had in zip(tenants.values(), before, strict=True)]
 
 
 def test_whoever_comes_late_to_full_seats_gets_a_few_of_them_at_once() -> None:
