@@ -237,9 +237,7 @@ class Supervisor:
             del self.slots[slot.replica_id]
 
     def _mirror(self, sightings: list[Sighting], lengths: dict[int, int]) -> None:
-        """Write rows when there's news, and from time to time: most looks find what the last did,
-        and to hold all rows against it would be half of what a replica's supervisor does.
-        """
+        """Write rows when there's news, and now and then: most looks find what the last did."""
         told, now = (sightings, lengths), time.monotonic()
         if told != self._told or now - self._told_at >= MIRROR_S:
             mirror(sightings, lengths)

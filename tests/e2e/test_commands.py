@@ -13,8 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.product import ROOT, Product, clean_environment
-from tests.e2e.test_survival import wait_for
+from tests.e2e.product import ROOT, Product, clean_environment, wait_for
 from tests.engine.models import make_model
 
 

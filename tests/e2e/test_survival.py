@@ -19,7 +19,7 @@ import redis
 
 from config.redis_urls import socket_url
 from engine.contract import protocol
-from tests.e2e.product import Product
+from tests.e2e.product import Product, wait_for
 from tests.engine.replica import Gateway
 from tests.platform.test_processes import gone
 
@@ -168,12 +168,3 @@ def watching_health(product: Product) -> Iterator[list[int]]:
             ended.set()
         watched.result()
     wait_for(look)
-
-
-def wait_for(condition: object, timeout: float = 60.0) -> None:
-    """Until `condition()` holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            pytest.fail(f"Nothing changed in {timeout} s.")
-        time.sleep(0.2)
