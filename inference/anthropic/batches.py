@@ -108,18 +108,18 @@ class MessageBatchesView(AnthropicView):
                 "before_id and after_id can't be used together.", param="before_id"
             )
 
-        def found() -> tuple[list[Batch], bool]:
+        def listed() -> bytes:
             rows = access_batches(request.caller).filter(endpoint=MESSAGES)
             # Those before the page are newer: the nearest of them, shown like all others.
             newest = before is None
             got, more = page(rows, limit=limit, after=after or before, newest_first=newest)
-            return got if newest else got[::-1], more
+            data = [batch_object(row) for row in (got if newest else got[::-1])]
+            ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+            return _encode(
+                {"data": data, "has_more": more, "first_id": None, "last_id": None, **ends}
+            )
 
-        rows, more = await in_db_thread(found)
-        data = [batch_object(row) for row in rows]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        listed = {"data": data, "has_more": more, "first_id": None, "last_id": None, **ends}
-        return json_response(_encode(listed))
+        return json_response(await in_db_thread(listed))
 
 
 def _create(request: GatewayRequest) -> Batch:

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from django.db.models import QuerySet
 from django.http.response import HttpResponseBase
 
 from inference.batches.dispatch import check_endpoint
@@ -95,15 +94,14 @@ class BatchesView(GatewayView):
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
         asked = paging(request, default=20, most=100, orders=("desc",))
-        rows, more = await in_db_thread(
-            lambda: page(_listed(request), limit=asked.limit, after=asked.after)
-        )
-        return json_response(_encode(as_list(rows, more, batch_object)))
 
+        def listed() -> bytes:
+            # Batches of messages have a list of their own.
+            rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
+            found, more = page(rows, limit=asked.limit, after=asked.after)
+            return _encode(as_list(found, more, batch_object))
 
-def _listed(request: GatewayRequest) -> QuerySet[Batch]:
-    """Batches of messages have a list of their own."""
-    return access_batches(request.caller).exclude(endpoint=MESSAGES)
+        return json_response(await in_db_thread(listed))
 
 
 class BatchView(GatewayView):

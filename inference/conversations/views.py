@@ -13,6 +13,7 @@ from inference.conversations.schemas import (
     NewItems,
     checked_items,
 )
+from inference.rendering.pool import beside
 from inference.web.paging import as_list, paging
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access_items import (
@@ -54,12 +55,13 @@ class ConversationsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new one."""
-        wanted = NewConversation.model_validate(self.read_json(request) if request.body else {})
+        body = self.read_json(request) if request.body else {}
+        wanted = await beside(NewConversation.model_validate, body)
         row = await in_db_thread(
             create_item_conversation,
             caller=request.caller,
             metadata=wanted.metadata or {},
-            items=checked_items(wanted.items),
+            items=await beside(checked_items, wanted.items),
         )
         return json_response(_encode(conversation_object(row)))
 
@@ -98,25 +100,27 @@ class ConversationItemsView(GatewayView):
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """A page of them, the last one first."""
         asked = paging(request, default=20, most=100)
-        rows, more = await in_db_thread(
-            lambda: access_item_page(
+
+        def listed() -> bytes:
+            rows, more = access_item_page(
                 request.caller,
                 conversation_id,
                 limit=asked.limit,
                 after=asked.after,
                 newest_first=asked.newest_first,
             )
-        )
-        return json_response(_encode(as_list(rows, more, _item)))
+            return _encode(as_list(rows, more, _item))
+
+        return json_response(await in_db_thread(listed))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Add some at the end."""
-        wanted = NewItems.model_validate(self.read_json(request))
+        wanted = await beside(NewItems.model_validate, self.read_json(request))
         rows = await in_db_thread(
             add_items,
             caller=request.caller,
             public_id=conversation_id,
-            items=checked_items(wanted.items),
+            items=await beside(checked_items, wanted.items),
         )
         return json_response(_encode(as_list(rows, False, _item)))
 

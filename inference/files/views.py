@@ -59,8 +59,7 @@ class FilesView(GatewayView):
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
             raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
-        rows, more = await in_db_thread(_page, request.caller, asked, purpose)
-        return json_response(_encode(as_list(rows, more, file_object)))
+        return json_response(await in_db_thread(_listed, request.caller, asked, purpose))
 
 
 def _keep(request: GatewayRequest) -> StoredFile:
@@ -75,11 +74,13 @@ def _keep(request: GatewayRequest) -> StoredFile:
         )
 
 
-def _page(caller: Caller, asked: Paging, purpose: str | None) -> tuple[list[StoredFile], bool]:
+def _listed(caller: Caller, asked: Paging, purpose: str | None) -> bytes:
+    """The page as JSON, made where it's read: thousands of files would hold up the event loop."""
     rows = access_files(caller)
     if purpose:
         rows = rows.filter(purpose=purpose)
-    return page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
+    found, more = page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
+    return _encode(as_list(found, more, file_object))
 
 
 class FileView(GatewayView):

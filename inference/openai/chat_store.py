@@ -78,15 +78,17 @@ async def respond_and_keep(
 
 
 async def _keep(caller: Caller, chat: ChatRequest, body: dict[str, Any]) -> None:
-    await in_db_thread(
-        store_completion,
-        caller=caller,
-        public_id=body["id"],
-        model=body["model"],
-        messages=kept_messages(body["id"], chat.raw_messages),
-        metadata=dict(chat.metadata or {}),
-        body=body,
-    )
+    def store() -> None:
+        store_completion(
+            caller=caller,
+            public_id=body["id"],
+            model=body["model"],
+            messages=kept_messages(body["id"], chat.raw_messages),
+            metadata=dict(chat.metadata or {}),
+            body=body,
+        )
+
+    await in_db_thread(store)
 
 
 def kept_messages(completion_id: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,18 +44,19 @@ class StoredCompletionsView(ChatCompletionsView):
         """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
         asked = paging(request, default=20, most=100, orders=("asc", "desc"))
         wanted = _wanted(request)
-        rows, more = await in_db_thread(
-            lambda: page(
-                access_completions(request.caller, request.GET.get("model"), wanted).defer(
-                    "messages"
-                ),
+
+        def listed() -> bytes:
+            rows = access_completions(request.caller, request.GET.get("model"), wanted)
+            found, more = page(
+                rows.defer("messages"),
                 limit=asked.limit,
                 after=asked.after,
                 newest_first=asked.newest_first,
                 matches=_having(wanted),
             )
-        )
-        return json_response(_encode(as_list(rows, more, completion_object)))
+            return _encode(as_list(found, more, completion_object))
+
+        return json_response(await in_db_thread(listed))
 
 
 def _having(metadata: dict[str, str]) -> Callable[[StoredCompletion], bool] | None:

@@ -11,14 +11,18 @@ from typing import ParamSpec, TypeVar
 from engine.contract.errors import InvalidRequest
 from inference.rendering.fair_threads import FairThreads
 from inference.settings import gateway_settings
+from inference.turns import FEW
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: For whom the current task renders.
 rendering_for: ContextVar[str] = ContextVar("rendering_for", default="")
-#: Whether its request's body is so large that going through it takes the loop's time.
-large_body: ContextVar[bool] = ContextVar("large_body", default=False)
+#: Whether its request goes through so much that it takes the event loop's time.
+large_work: ContextVar[bool] = ContextVar("large_work", default=False)
+
+#: Work beyond this many characters is run in a thread.
+MAX_INLINE_CHARS = 128 * 1024
 
 
 class RenderPool:
@@ -57,12 +61,18 @@ class RenderPool:
             ) from None
 
 
+def note_work(*, items: int, chars: int) -> None:
+    """Tell how much the current request goes through besides its body, which may only name it."""
+    if items > FEW or chars > MAX_INLINE_CHARS:
+        large_work.set(True)
+
+
 async def beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(...)`, which goes through the request's body: of a large one in a thread.
+    """`function(...)`, which goes through all that a request is about: of much in a thread.
 
     Raises: what `RenderPool.run` raises.
     """
-    if not large_body.get():
+    if not large_work.get():
         return function(*args, **kwargs)
     limit_s = gateway_settings().render_timeout_s
     return await render_pool().run_in_thread(limit_s, function, *args, **kwargs)

@@ -11,7 +11,7 @@ from engine.contract.sampling_params import check_context
 from engine.contract.token_lists import untracked
 from engine.text import Tokenizer, render_chat
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
-from inference.rendering.pool import render_pool
+from inference.rendering.pool import beside, render_pool
 from inference.settings import gateway_settings
 
 #: No vocabulary has longer pieces in characters: a longer text than this many a token of context
@@ -31,7 +31,8 @@ async def chat_token_ids(
     Raises:
         InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
     """
-    chars = _chars(messages) + _chars(options.get("tools")) + _chars(options.get("documents"))
+    told = (messages, options.get("tools"), options.get("documents"))
+    chars = await beside(_chars, told)
     refuse_endless(chars, model, "messages")
     settings = gateway_settings()
     options["content_format"] = settings.chat_template_content_format

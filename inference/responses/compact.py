@@ -20,7 +20,7 @@ from inference.generation import find_served
 from inference.openai.schemas.base import Label, ModelName, Refused
 from inference.openai.serving import add_headers, collect
 from inference.parsing import Part
-from inference.rendering.pool import render_pool
+from inference.rendering.pool import beside, render_pool
 from inference.responses.answer import response_usage
 from inference.responses.before import conversation
 from inference.responses.chat import unfollowed
@@ -71,14 +71,11 @@ class CompactView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """The user's own messages and one item for all the rest; nothing is kept."""
         body = self.read_json(request)
-        try:
-            wanted = CompactRequest.model_validate(body)
-        except Refused as refusal:
-            raise refusal.error from None
+        wanted = await beside(_parsed, body)
         ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
-        asking = _asking(wanted, most)
+        asking = await beside(_asking, wanted, most)
         said = await conversation(request.caller, asking)
         asked = await render_pool().run_in_thread(
             gateway_settings().render_timeout_s,
@@ -118,6 +115,13 @@ class CompactView(GatewayView):
         response = json_response(_encode(compacted))
         add_headers(response, turn, ignored + unfollowed(turn))
         return response
+
+
+def _parsed(body: dict[str, Any]) -> CompactRequest:
+    try:
+        return CompactRequest.model_validate(body)
+    except Refused as refusal:
+        raise refusal.error from None
 
 
 def _user_messages(

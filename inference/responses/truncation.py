@@ -9,6 +9,7 @@ from engine.contract.errors import ContextLengthExceeded
 from inference.chat.job import prompt_token_ids
 from inference.generation import Served
 from inference.openai.schemas import ChatRequest
+from inference.rendering.pool import beside
 
 SYSTEM = ("system", "developer")
 
@@ -33,7 +34,7 @@ async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequ
     """
 
     async def fits(count: int) -> bool:
-        chat = make(count)
+        chat = await beside(make, count)
         try:
             prompt = await prompt_token_ids(chat, served, generates=True)
         except ContextLengthExceeded:
@@ -43,9 +44,9 @@ async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequ
         return len(prompt) + wanted <= served.info.max_model_len
 
     if await fits(0):
-        return make(0)
-    low, high = 0, len(make(0).messages)  # low doesn't fit; high may
+        return await beside(make, 0)
+    low, high = 0, len((await beside(make, 0)).messages)  # low doesn't fit; high may
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if await fits(middle) else (middle, high)
-    return make(high)
+    return await beside(make, high)

@@ -101,7 +101,8 @@ class Exchange:
     async def in_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
         card = (await access_or_resolve(self._caller, self._request.model)).card
-        chat_request(self._request, await conversation(self._caller, self._request))
+        said = await conversation(self._caller, self._request)
+        await beside(chat_request, self._request, said)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
@@ -145,17 +146,18 @@ class Exchange:
 
     async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
         """Store it, or with `store: false` add it to its conversation alone."""
+        await in_db_thread(self._store, body, background)
+
+    def _store(self, body: dict[str, Any], background: bool) -> None:
         if self._request.store is False:
-            await in_db_thread(
-                add_turn,
+            add_turn(
                 tenant_id=self._caller.tenant_id,
                 conversation_id=self._request.conversation_id or "",
                 read=kept_items(self._request.items),
                 written=body["output"],
             )
             return
-        await in_db_thread(
-            store_response,
+        store_response(
             caller=self._caller,
             public_id=self.public_id,
             status=body["status"],
@@ -196,7 +198,8 @@ class InputTokensView(GatewayView):
         said = await conversation(request.caller, wanted)
         served = await find_served(request.caller, wanted.model)
         try:
-            tokens = await prompt_token_ids(chat_request(wanted, said), served)
+            chat = await beside(chat_request, wanted, said)
+            tokens = await prompt_token_ids(chat, served)
         except InvalidRequest as error:
             raise in_our_words(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import InvalidRequest
+from inference.rendering.pool import MAX_INLINE_CHARS
 from inference.web.json_bounds import check_nodes, check_values, marks_outside_strings
 
 #: Bodies beyond this are parsed in a thread.
-LARGE_BYTES = 128 * 1024
+LARGE_BYTES = MAX_INLINE_CHARS
 #: Fewer brackets than this can't be too many objects.
 _FEW_BRACKETS = 1024
 #: Escapes in a large body with lone surrogates, which only the slow parser reads.

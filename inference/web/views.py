@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 
 from inference.engine_client.patience import note_patience
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
-from inference.rendering.pool import beside, large_body, rendering_for
+from inference.rendering.pool import beside, large_work, rendering_for
 from inference.resuming.position import ask_from
 from inference.settings import gateway_settings
 from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
@@ -169,8 +169,8 @@ class GatewayView(APIView):
             return
         body = request.body if request.content_type == "application/json" else b""
         settings = gateway_settings()
-        large_body.set(LARGE_BYTES < len(body) <= settings.max_body_bytes)
-        if large_body.get():
+        large_work.set(LARGE_BYTES < len(body) <= settings.max_body_bytes)
+        if large_work.get():
             request.parsed = await beside(parse_object, body, settings.max_json_depth)
 
     def read_json(self, request: HttpRequest) -> dict[str, Any]:
