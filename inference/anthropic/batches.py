@@ -30,7 +30,8 @@ from inference.web.negotiation import (
     check_content_type,
 )
 from inference.web.paging import paging
-from inference.web.views import GatewayRequest, json_response
+from inference.web.report_threads import in_report_thread
+from inference.web.views import LIST_COST, GatewayRequest, json_response
 from inference.work.queue import enqueue
 from storage.access import (
     MESSAGES,
@@ -89,6 +90,7 @@ def _moment(moment: datetime | None) -> str | None:
 class MessageBatchesView(AnthropicView):
     """Create a batch, list batches."""
 
+    call_cost = LIST_COST
     reads_body_itself = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -119,7 +121,7 @@ class MessageBatchesView(AnthropicView):
                 {"data": data, "has_more": more, "first_id": None, "last_id": None, **ends}
             )
 
-        return json_response(await in_db_thread(listed))
+        return json_response(await in_report_thread(request.caller, listed))
 
 
 def _create(request: GatewayRequest) -> Batch:

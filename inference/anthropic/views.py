@@ -50,6 +50,7 @@ class AnthropicView(GatewayView):
 class MessagesView(AnthropicView):
     """Continues a conversation, in one message or as a stream."""
 
+    generates = True
     comes_into_queue = refused_early = True
     renderer_classes = JSON_OR_EVENTS
 

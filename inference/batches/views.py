@@ -11,7 +11,8 @@ from django.http.response import HttpResponseBase
 from inference.batches.dispatch import check_endpoint
 from inference.batches.schemas import BatchRequest
 from inference.web.paging import as_list, paging
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.report_threads import in_report_thread
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from inference.work.queue import enqueue
 from storage.access import MESSAGES, Batch, access_batch, access_batches, page
 from storage.actions import cancel_batch, create_batch
@@ -73,6 +74,8 @@ def usage_object(counts: dict[str, int]) -> dict[str, Any]:
 class BatchesView(GatewayView):
     """Create a batch, list batches."""
 
+    call_cost = LIST_COST
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new batch; a worker checks its file and runs it."""
         wanted = BatchRequest.model_validate(self.read_json(request))
@@ -101,7 +104,7 @@ class BatchesView(GatewayView):
             found, more = page(rows, limit=asked.limit, after=asked.after)
             return _encode(as_list(found, more, batch_object))
 
-        return json_response(await in_db_thread(listed))
+        return json_response(await in_report_thread(request.caller, listed))
 
 
 class BatchView(GatewayView):

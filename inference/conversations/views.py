@@ -15,6 +15,7 @@ from inference.conversations.schemas import (
 )
 from inference.rendering.pool import beside
 from inference.web.paging import as_list, paging
+from inference.web.report_threads import in_report_thread
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access_items import (
     ConversationItem,
@@ -111,7 +112,7 @@ class ConversationItemsView(GatewayView):
             )
             return _encode(as_list(rows, more, _item))
 
-        return json_response(await in_db_thread(listed))
+        return json_response(await in_report_thread(request.caller, listed))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Add some at the end."""

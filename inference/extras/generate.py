@@ -80,6 +80,7 @@ class _TextsWriter(StreamWriter[Increment]):
 class GenerateView(GatewayView):
     """Completes one prompt; sampling parameters stand beside it."""
 
+    generates = True
     comes_into_queue = True
     renderer_classes = JSON_OR_EVENTS
 
@@ -103,6 +104,7 @@ class GenerateView(GatewayView):
 class InvocationsView(GatewayView):
     """Any of the endpoints that answer at once, told by its fields."""
 
+    generates = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

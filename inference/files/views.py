@@ -16,7 +16,8 @@ from engine.contract.errors import InvalidRequest
 from inference.files.form import PURPOSES, upload_form
 from inference.web.negotiation import JSON_ONLY, EventStreamRenderer
 from inference.web.paging import Paging, as_list, paging
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.report_threads import in_report_thread
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from storage.access import StoredFile, access_file, access_files, blob_path, page
 from storage.actions import create_file, delete_file
 from storage.actions.files import lifetime
@@ -48,6 +49,8 @@ def file_object(row: StoredFile) -> dict[str, Any]:
 class FilesView(GatewayView):
     """Upload a file, list files."""
 
+    call_cost = LIST_COST
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Keep an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
         row = await in_file_thread(_keep, request)
@@ -59,7 +62,9 @@ class FilesView(GatewayView):
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
             raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
-        return json_response(await in_db_thread(_listed, request.caller, asked, purpose))
+        return json_response(
+            await in_report_thread(request.caller, _listed, request.caller, asked, purpose)
+        )
 
 
 def _keep(request: GatewayRequest) -> StoredFile:

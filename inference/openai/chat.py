@@ -19,6 +19,7 @@ from inference.web.views import GatewayRequest, GatewayView
 class ChatCompletionsView(GatewayView):
     """Continues a chat, in one answer or as a stream."""
 
+    generates = True
     comes_into_queue = refused_early = True
     renderer_classes = JSON_OR_EVENTS
 

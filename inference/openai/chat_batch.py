@@ -36,6 +36,7 @@ _encode = msgspec.json.Encoder().encode
 class ChatBatchView(GatewayView):
     """Answers a list of conversations with the same settings."""
 
+    generates = True
     comes_into_queue = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

@@ -14,7 +14,8 @@ from engine.contract.errors import InvalidRequest
 from inference.openai.chat import ChatCompletionsView
 from inference.openai.schemas.base import Metadata
 from inference.web.paging import as_list, item_page, paging
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.report_threads import in_report_thread
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from storage.access import StoredCompletion, access_completion, access_completions, page
 from storage.actions import delete_completion, update_completion
 from tenants.db_threads import in_db_thread
@@ -40,6 +41,8 @@ class CompletionChange(BaseModel):
 class StoredCompletionsView(ChatCompletionsView):
     """Make a chat completion, list those that are kept."""
 
+    call_cost = LIST_COST
+
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
         asked = paging(request, default=20, most=100, orders=("asc", "desc"))
@@ -56,7 +59,7 @@ class StoredCompletionsView(ChatCompletionsView):
             )
             return _encode(as_list(found, more, completion_object))
 
-        return json_response(await in_db_thread(listed))
+        return json_response(await in_report_thread(request.caller, listed))
 
 
 def _having(metadata: dict[str, str]) -> Callable[[StoredCompletion], bool] | None:

@@ -29,6 +29,7 @@ from inference.web.views import GatewayRequest, GatewayView
 class CompletionsView(GatewayView):
     """Completes prompts, in one answer or as a stream."""
 
+    generates = True
     comes_into_queue = refused_early = True
     renderer_classes = JSON_OR_EVENTS
 

@@ -18,10 +18,10 @@ from rest_framework.renderers import JSONRenderer
 
 from inference.organization.query import COST_PAGE, PAGES, Asked, read_query
 from inference.web.negotiation import EventStreamRenderer
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.report_threads import in_report_thread
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from metering.access import Sums, report
 from tenants.authentication import Caller
-from tenants.db_threads import in_db_thread
 
 _encode = msgspec.json.Encoder().encode
 NANOS = 10**9
@@ -37,6 +37,7 @@ class CsvRenderer(EventStreamRenderer):
 class ReportView(GatewayView):
     """A report over buckets of time. A key sees its tenant; one with operator scope sees all."""
 
+    call_cost = LIST_COST
     required_scope = "usage:read"
     renderer_classes = (JSONRenderer, CsvRenderer)
     groups: ClassVar[Sequence[str]] = ("project_id", "user_id", "api_key_id", "model", "adapter")
@@ -46,7 +47,18 @@ class ReportView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """A page of buckets, as JSON or by `format=csv` as text."""
-        asked, found = await in_db_thread(self._ask, request.GET, request.caller)
+        return await in_report_thread(request.caller, self._report, request.GET, request.caller)
+
+    def _report(self, query: QueryDict, caller: Caller) -> HttpResponseBase:
+        asked = read_query(
+            query,
+            caller,
+            groups=self.groups,
+            widths=self.widths,
+            pages=self.pages,
+            pooling=self.pooling,
+        )
+        found = report(asked.question)
         if asked.as_csv:
             return self._csv(asked, found)
         buckets: dict[datetime, list[Sums]] = defaultdict(list)
@@ -68,17 +80,6 @@ class ReportView(GatewayView):
             "next_page": asked.next_page,
         }
         return json_response(_encode(page))
-
-    def _ask(self, query: QueryDict, caller: Caller) -> tuple[Asked, list[Sums]]:
-        asked = read_query(
-            query,
-            caller,
-            groups=self.groups,
-            widths=self.widths,
-            pages=self.pages,
-            pooling=self.pooling,
-        )
-        return asked, report(asked.question)
 
     def result(self, sums: Sums) -> dict[str, Any]:
         """A group of a bucket as JSON."""

@@ -74,6 +74,8 @@ class ModerationRequest(PoolingBody):
 class ModerationsView(GatewayView):
     """Whether texts are of a kind that a classifier finds."""
 
+    generates = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"id", "model", "results": [{"flagged", "categories", "category_scores"}]}`."""
         body = await parse_beside(ModerationRequest, self.read_json(request))

@@ -29,6 +29,8 @@ from inference.web.views import GatewayRequest, GatewayView
 class EmbeddingsView(GatewayView):
     """Vectors of texts, as OpenAI's endpoint gives them."""
 
+    generates = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
         body = await parse_beside(EmbeddingRequest, self.read_json(request))
@@ -38,6 +40,8 @@ class EmbeddingsView(GatewayView):
 
 class PoolingView(GatewayView):
     """Whatever the model makes of texts, or what `task` says."""
+
+    generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
@@ -51,6 +55,8 @@ class PoolingView(GatewayView):
 
 class ClassifyView(GatewayView):
     """Labels of texts."""
+
+    generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
@@ -73,6 +79,8 @@ class ClassifyView(GatewayView):
 class ScoreView(GatewayView):
     """How well texts fit each other: one against several, or pair by pair."""
 
+    generates = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "object": "score", "score"}], ...}`."""
         body = await parse_beside(ScoreRequest, self.read_json(request))
@@ -93,6 +101,7 @@ class ScoreView(GatewayView):
 class RerankView(GatewayView):
     """Documents in the order of how well they answer a query, as Jina's endpoint gives them."""
 
+    generates = True
     body_schema: ClassVar[type[RerankRequest]] = RerankRequest
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

@@ -23,9 +23,13 @@ class FairThreads:
 
     So hundreds of long prompts of one tenant delay another one's by what runs just now. A tenant
     that comes back begins where the others are.
+
+    Args:
+        jobs: what they are called where too many wait.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, jobs: str) -> None:
+        self._kind = jobs
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._tenant_room = threads * TENANT_PER_THREAD
         self._room = threads * ALL_PER_THREAD
@@ -46,7 +50,7 @@ class FairThreads:
         with self._lock:
             mine = self._jobs.get(tenant, 0)
             if mine >= self._tenant_room or sum(self._jobs.values()) >= self._room:
-                raise Overloaded("Too many prompts wait to be tokenised. Try again in a moment.")
+                raise Overloaded(f"Too many {self._kind} wait. Try again in a moment.")
             self._jobs[tenant] = mine + 1
             if tenant not in self._lines:
                 self._lines[tenant] = deque()

@@ -29,7 +29,7 @@ class RenderPool:
     """Runs rendering work. Jobs whose caller has given up count until their thread is free."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = FairThreads(threads, "quire-render")
+        self._threads = FairThreads(threads, "quire-render", "prompts")
 
     async def run(
         self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -68,6 +68,8 @@ class CompactRequest(KnownFields):
 class CompactView(GatewayView):
     """A conversation made short by its model."""
 
+    generates = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """The user's own messages and one item for all the rest; nothing is kept."""
         body = self.read_json(request)

@@ -67,6 +67,7 @@ async def start_turn(caller: Caller, request: ResponsesRequest, received: float)
 class ResponsesView(GatewayView):
     """Create a response."""
 
+    generates = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

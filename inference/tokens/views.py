@@ -22,6 +22,7 @@ from inference.web.views import GatewayRequest, GatewayView
 class TokensView(GatewayView):
     """Goes on from token ids with token ids; nothing is tokenised and no template is applied."""
 
+    generates = True
     comes_into_queue = True
     renderer_classes = JSON_OR_EVENTS
 

@@ -37,10 +37,14 @@ from inference.web.negotiation import (
     check_content_type,
 )
 from inference.web.request_ids import clean_request_id
+from inference.web.throttling import KeyRateThrottle
 from inference.web.unknown_path import unknown_path
 from tenants import scopes
 from tenants.authentication import Caller
 from tenants.db_threads import in_file_thread
+
+#: What a report, a search or a list counts as.
+LIST_COST = 10
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
 
@@ -62,6 +66,8 @@ class GatewayView(APIView):
     Attributes:
         required_scope: what a key needs beside being valid; "" for nothing.
         public: no key is asked for.
+        generates: its POST asks a model, and counts where that is admitted (`metering.admit`). All
+            else counts as `call_cost` of the calls that its key may make in a minute.
         comes_into_queue: what is asked waits for a model, and is refused where too much does.
         refused_early: its body says which model and how urgent, as `inference.web.early` reads it.
         reads_body_itself: from the file that `inference.web.body.BODY` is.
@@ -69,12 +75,14 @@ class GatewayView(APIView):
 
     authentication_classes = (ApiKeyAuthentication,)
     permission_classes = (HasScope,)
-    throttle_classes = ()
+    throttle_classes = (KeyRateThrottle,)
     renderer_classes: ClassVar[tuple[type[BaseRenderer], ...]] = JSON_ONLY
     # Django would tell by the handlers' kinds, and a view may have none.
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    call_cost: ClassVar[int] = 1
     comes_into_queue: ClassVar[bool] = False
     refused_early: ClassVar[bool] = False
     reads_body_itself: ClassVar[bool] = False
@@ -162,6 +170,9 @@ class GatewayView(APIView):
         for permission in self.get_permissions():
             permission.check(request.caller, self.required_scope)
         request.caller.check_endpoint(request.path_info)
+        if not (self.generates and request.method == "POST"):
+            for throttle in self.get_throttles():
+                await throttle.check(request.caller, self.call_cost)
 
     async def _parse_beside(self, request: GatewayRequest) -> None:
         """Parse a large body in a thread: others' streams go on meanwhile."""

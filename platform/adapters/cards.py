@@ -26,7 +26,7 @@ from engine.contract.errors import InvalidRequest
 from metering.adapters import AdapterUse
 from tenants.authentication import Caller
 from tenants.cached_lookup import CachedLookup
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_admission_thread
 from tenants.errors import ServiceUnavailable
 
 TTL_S = 2.0
@@ -222,7 +222,7 @@ def _names(card: AdapterCard, bases: dict[str, ModelCard]) -> list[str]:
 
 async def _of_tenant(tenant_id: int) -> tuple[AdapterCard, ...]:
     try:
-        return await _known.get(tenant_id, lambda: in_db_thread(_read, tenant_id))
+        return await _known.get(tenant_id, lambda: in_admission_thread(_read, tenant_id))
     except ServiceUnavailable:
         stale = _known.within(tenant_id, STALE_S)
         if stale is None:

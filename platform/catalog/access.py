@@ -16,7 +16,7 @@ from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.authentication import Caller
 from tenants.cached_lookup import CachedLookup
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_admission_thread
 from tenants.errors import ServiceUnavailable
 from tenants.models import Tenant, User
 
@@ -161,7 +161,7 @@ async def tenant_cards(tenant_id: int) -> Cards:
 async def _remembered(cache: CachedLookup[Any, T], name: object, read: Callable[[], T]) -> T:
     """Ask the cache, then the database, then, while that is away, what was known lately."""
     try:
-        return await cache.get(name, lambda: in_db_thread(read))
+        return await cache.get(name, lambda: in_admission_thread(read))
     except ServiceUnavailable:
         stale = cache.within(name, STALE_S)
         if stale is None:

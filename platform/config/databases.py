@@ -43,7 +43,7 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options
     elif settings["ENGINE"].endswith("postgresql") and pool:
-        options.setdefault("pool", {"min_size": 1, "max_size": 16, "timeout": 10})
+        options.setdefault("pool", {"min_size": 1, "max_size": 20, "timeout": 10})
         # After a restart of the server no request gets a connection that had broken before it.
         settings["CONN_HEALTH_CHECKS"] = True
         _look_each_second()

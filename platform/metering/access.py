@@ -9,6 +9,7 @@ from metering.admission import (
     rate_limit_headers,
     take_over,
 )
+from metering.calls import admit_call
 from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import ANSWERED_S, GATEWAY, answered_key
 from metering.records import UsageRecord
@@ -53,6 +54,7 @@ __all__ = [
     "access_usage",
     "access_usage_entries",
     "admit",
+    "admit_call",
     "answered_key",
     "first_page",
     "keep_content",

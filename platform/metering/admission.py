@@ -25,7 +25,7 @@ from metering.rules import Limit, moment_of, names_of, rules_of
 from metering.scripts import run_script
 from metering.seeding import seed
 from tenants.authentication import Caller
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_admission_thread
 from tenants.errors import ServiceUnavailable
 
 #: A bucket is full again after a minute, so a reservation means little beyond a few.
@@ -260,7 +260,7 @@ async def _take(asked: _Asked) -> Admission:
         )
         what, index, wait, granted, *levels = reply
         if what == b"unknown":
-            await in_db_thread(seed, asked.budgets[index - 1])
+            await in_admission_thread(seed, asked.budgets[index - 1])
         elif what == b"wait":
             await asyncio.sleep(pause)
             pause = min(LONGEST_LOOK_S, pause * 1.5)

@@ -16,7 +16,7 @@ from metering.periods import period_of
 from metering.redis_clients import key
 from tenants.authentication import Caller
 from tenants.cached_lookup import CachedLookup
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_admission_thread
 from tenants.errors import ServiceUnavailable
 from tenants.events import key_changed, tenant_changed
 from tenants.models import ApiKey, Tenant
@@ -138,7 +138,7 @@ async def rules_of(caller: Caller) -> Rules:
     """Raises `ServiceUnavailable` when the database is away and nothing was known lately."""
     tenant_id = caller.tenant_id
     try:
-        return await _rules.get(tenant_id, lambda: in_db_thread(read_rules, tenant_id))
+        return await _rules.get(tenant_id, lambda: in_admission_thread(read_rules, tenant_id))
     except ServiceUnavailable:
         stale = _rules.within(tenant_id, STALE_S)
         if stale is None:

@@ -22,7 +22,7 @@ from django.utils import timezone
 from tenants import events, scopes, secrets
 from tenants.cached_lookup import CachedLookup
 from tenants.caller import Caller, Refusal
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_admission_thread
 from tenants.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
 from tenants.key_limits import networks_of
 from tenants.models import ApiKey, Membership, Role, Tenant, User
@@ -152,7 +152,7 @@ async def _find(
     """Ask the database, or take what was known lately while it is away."""
 
     async def ask() -> Caller | Refusal:
-        found = await in_db_thread(look_up)
+        found = await in_admission_thread(look_up)
         if found is UNKNOWN and guard is not None:
             await guard.count()
         return found
@@ -173,7 +173,7 @@ async def _find(
 
 def _at_hand(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal | None:
     """The answer when it's known and young enough; an older one is looked up anew meanwhile."""
-    return _known.at_hand(name, lambda: in_db_thread(look_up))
+    return _known.at_hand(name, lambda: in_admission_thread(look_up))
 
 
 def still_valid_at_hand(caller: Caller) -> bool:
@@ -233,7 +233,7 @@ async def caller_for_user(user: User, tenant_slug: str | None = None) -> Caller:
     """
     if not getattr(user, "is_authenticated", False):
         raise AuthenticationFailed("Log in first.", code="not_logged_in")
-    answer = await in_db_thread(_look_up_user, user.pk, tenant_slug)
+    answer = await in_admission_thread(_look_up_user, user.pk, tenant_slug)
     if isinstance(answer, Refusal):
         raise answer.error()
     return answer

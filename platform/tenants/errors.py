@@ -1,6 +1,6 @@
 """What the control plane answers when it refuses."""
 
-from engine.contract.errors import QuireError
+from engine.contract.errors import InvalidRequest, QuireError
 
 
 class AuthenticationFailed(QuireError):
@@ -41,3 +41,9 @@ class ServiceUnavailable(QuireError):
     status = 503
     code = "service_unavailable"
     error_type = "server_error"
+
+
+class QueryTimeout(InvalidRequest):
+    """What was asked of the database takes it too long."""
+
+    code = "query_timeout"

@@ -77,7 +77,7 @@ async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
 
 
 def test_fault_51_threads_go_to_whoever_had_the_least_of_them() -> None:
-    threads, release, order = FairThreads(1, "test"), threading.Event(), []
+    threads, release, order = FairThreads(1, "test", "jobs"), threading.Event(), []
     begun = threading.Event()
 
     def first() -> None:

@@ -183,7 +183,7 @@ def test_postgresql_comes_from_its_url_with_a_pool(tmp_path: Path) -> None:
     assert (found["HOST"], found["PORT"], found["NAME"]) == ("db.example", 5433, "quire")
     assert found["PASSWORD"] == "p@ss"
     assert found["OPTIONS"]["sslmode"] == "require"
-    assert found["OPTIONS"]["pool"]["max_size"] == 16
+    assert found["OPTIONS"]["pool"]["max_size"] == 20
     assert found["CONN_MAX_AGE"] == 0
 
 

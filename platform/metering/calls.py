@@ -1,0 +1,47 @@
+"""The rate of what doesn't generate: reports, lists, files, counting tokens."""
+
+from __future__ import annotations
+
+import logging
+
+from redis.exceptions import RedisError
+
+from metering.errors import RateLimited
+from metering.limits import Bucket
+from metering.redis_clients import redis_link
+from metering.scripts import run_script
+from tenants.authentication import Caller
+
+logger = logging.getLogger(__name__)
+
+#: Calls a minute of a tenant, and of one of its keys.
+CALLS_PER_MINUTE = {"tenant": 6_000, "key": 3_000}
+
+
+async def admit_call(caller: Caller, cost: int) -> None:
+    """Count a call as `cost` of the calls that its tenant and its key may make in a minute.
+
+    Without Redis none is counted: what is asked for may need nothing that is away.
+
+    Raises: `RateLimited` (429) with `retry_after`.
+    """
+    ids = {"tenant": caller.tenant_id, "key": caller.key_family or caller.key_id}
+    buckets = [
+        Bucket("calls", owner, owner_id, CALLS_PER_MINUTE[owner])
+        for owner, owner_id in ids.items()
+        if owner_id is not None
+    ]
+    names = [bucket.redis_key for bucket in buckets]
+    arguments = [cost, *(bucket.capacity for bucket in buckets)]
+    try:
+        over, wait = await run_script(redis_link(), "take", names, arguments)
+    except (RedisError, OSError) as error:
+        logger.debug("a call was not counted: %s", error)
+        return
+    if over:
+        bucket, seconds = buckets[over - 1], float(wait)
+        raise RateLimited(
+            f"This {bucket.owner} may make {bucket.capacity} calls a minute that generate nothing; "
+            f"this one counts as {cost}. Try again in {seconds:.2f} s.",
+            retry_after=max(seconds, 0.001),
+        )
