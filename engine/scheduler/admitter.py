@@ -88,7 +88,7 @@ class Admitter:
 
         One that gave them and was started again has its tokens of this step already.
         """
-        if sequence.status is not Status.RUNNING or sequence in builder.scheduled:
+        if sequence.status is not Status.RUNNING or sequence in builder:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
         count = self._limits.piece(builder, sequence, pending, sequence.num_computed_tokens)

@@ -69,6 +69,8 @@ class Scheduler:
         self.drafts = DraftRows(self.kv, self.waiting, self._runs.quota_of)
         self._admitter = Admitter(config, self.kv, self.waiting, self._runs, self.limits)
         self._turns = Turns(self.kv.quotas, self.waiting, self._runs, self.limits)
+        #: What was scheduled last.
+        self._plan = StepPlan(0)
         #: Set while the step that is being dealt is held short.
         self._short: ShortStep | None = None
         self._max_model_len = max_model_len
@@ -143,6 +145,7 @@ class Scheduler:
         builder.plan.removed = self._runs.take_removed()
         self.drafts.add(builder)
         builder.plan.appended, self._appended = self._appended, []
+        self._plan = builder.plan
         return builder.plan, builder.scheduled
 
     def _deal_shared(self, builder: StepBuilder) -> None:
@@ -168,10 +171,13 @@ class Scheduler:
         builder.budget = min(builder.budget, spare)
 
     def _deal_early(self, builder: StepBuilder, sequence: Sequence) -> None:
-        """Deal to a row that would sit out, unless another would have to give blocks for it."""
+        """Deal to a row that would sit out, unless another would have to give blocks for it.
+
+        One that gave its blocks and was started again has its tokens of this step already.
+        """
         ended = sequence.num_placeholders and sequence.ends_in_flight
         runs = sequence.status is Status.RUNNING and sequence is not self._runs_alone()
-        if not runs or ended or builder.budget <= 0:
+        if not runs or ended or sequence in builder or builder.budget <= 0:
             return
         quota, computed = self._runs.quota_of(sequence), sequence.num_computed_tokens
         if self.kv.can_allocate(sequence.seq_id, quota, computed, 1):
@@ -290,7 +296,12 @@ class Scheduler:
                 self.kv.forget_all(sequence.block_hashes)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the pool's books balance and only what runs holds blocks."""
+        """Raise RuntimeError unless the pool's books balance, only what runs holds blocks, and no
+        sequence stands twice in the plan that was made last.
+        """
+        seq_ids = self._plan.seq_ids
+        if len(set(seq_ids)) != len(seq_ids):
+            raise RuntimeError(f"A sequence stands twice in step {self._plan.step}: {seq_ids}.")
         self.kv.check_integrity(
             {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )

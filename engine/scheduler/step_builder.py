@@ -29,6 +29,10 @@ class StepBuilder:
         self.preempted: set[str] = set()
         self._started: set[int] = set()
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        """Whether the step holds a sequence. It does so once: nobody is dealt to twice."""
+        return sequence in self.scheduled
+
     def room_of(self, sequence: Sequence, context: int) -> int:
         """Tokens of a sequence's prompt, behind so many others, that there's room for."""
         return self._room(sequence).tokens(context)
@@ -86,7 +90,7 @@ class StepBuilder:
 
     def take_back(self, sequence: Sequence) -> int:
         """Undo `deal`, `start` and `grow` for a sequence; the tokens that it had been dealt."""
-        if sequence not in self.scheduled:
+        if sequence not in self:
             return 0
         at = self.scheduled.index(sequence)
         starts, count = self.starts(sequence), self.plan.num_scheduled[at]
@@ -114,7 +118,7 @@ class StepBuilder:
 
     def dealt(self, sequence: Sequence) -> int:
         """Tokens of a sequence that the step computes, 0 if none."""
-        if sequence not in self.scheduled:
+        if sequence not in self:
             return 0
         return self.plan.num_scheduled[self.scheduled.index(sequence)]
 

@@ -35,7 +35,7 @@ class PagedMemory:
         for sequence, count in work:
             start = self._computed[sequence.seq_id]
             ends[sequence.seq_id] = self._computed[sequence.seq_id] = start + count
-            assert 0 < start + count <= sequence.num_tokens
+            assert fails or 0 < start + count <= sequence.num_tokens
             if not fails:
                 self._write(sequence, start, start + count, written)
         if not fails:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from engine.kv_cache import ContentKey
 from engine.scheduler import Sequence, Status
+from engine.scheduler.plan import StepPlan
 from engine.scheduler.prefill_share import PrefillShare
+from engine.worker.batch import RunningBatch, StepInputs
 from tests.engine.helpers import Driver
 from tests.engine.paged_memory import PagedMemory
 
@@ -22,22 +25,24 @@ QUOTAS = {"a": (0.0, 1.0), "b": (0.3, 1.0), "c": (0.0, 0.5)}
 class Chaos:
     """Random requests against a scheduler, with a memory that checks what each step reads."""
 
+    #: Tenant -> its reserve and its maximum, as fractions of the pool.
+    shares = QUOTAS
+
     def __init__(self, seed: int, windows: tuple[int, ...], quotas: bool, **settings: Any) -> None:
         self.rng = random.Random(seed)
         self.quotas = quotas
-        self.driver = Driver(
-            num_blocks=self.rng.randint(12, 40) * max(1, len(windows)),
-            token_budget=self.rng.randint(2, 24),
-            windows=windows,
-            max_num_seqs=self.rng.randint(1, 8),
-            **settings,
-        )
+        sizes = {
+            "num_blocks": self.rng.randint(12, 40) * max(1, len(windows)),
+            "token_budget": self.rng.randint(2, 24),
+            "max_num_seqs": self.rng.randint(1, 8),
+        }
+        self.driver = Driver(windows=windows, **{**sizes, **settings})
         scheduler = self.driver.scheduler
         groups = getattr(scheduler.kv, "windows", (0,))
         self.memory = PagedMemory(groups, BLOCK)
         self.live: list[Sequence] = []
         self.most = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
-        for tenant, (reserved, maximum) in QUOTAS.items() if quotas else ():
+        for tenant, (reserved, maximum) in self.shares.items() if quotas else ():
             scheduler.kv.quotas.note(tenant, 1.0, reserved, maximum)
         self.stems = [[self.rng.randint(0, 2) for _ in range(60)] for _ in range(2)]
 
@@ -69,7 +74,7 @@ class Chaos:
         prompt = rng.choice(self.stems)[: rng.randint(1, self.most - 2)]
         prompt += [rng.randint(0, 2) for _ in range(rng.randint(0, self.most - 1 - len(prompt)))]
         tenant = rng.choice("abc")
-        reserved, maximum = QUOTAS[tenant] if self.quotas else (0.0, 1.0)
+        reserved, maximum = self.shares[tenant] if self.quotas else (0.0, 1.0)
         content = ()
         if rng.random() < 0.3:  # an image, say, of which there are two
             position = rng.randrange(len(prompt))
@@ -202,3 +207,155 @@ def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], b
         own = sum(len(driver.table(sequence)) - 7 for sequence in outputs)
         assert pool.num_blocks - pool.num_free == 7 + own
     assert all(sequence.num_cached_tokens == 28 for sequence in outputs[1:])
+
+
+class Crowd(Chaos):
+    """A tenant with a reserve sends many short prompts, others a few long ones, in short steps.
+
+    Everything is drawn from the seed. A worker's batch follows the plans, and its books are
+    compared with the scheduler's. In a fifth of the runs a step is planned while the one before
+    it is under way.
+    """
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        windows = draw.choice([(), (), (0, 5)])
+        settings: dict[str, Any] = {
+            "token_budget": draw.randint(16, 80),
+            "max_num_seqs": draw.randint(4, 24),
+            "scheduling_policy": draw.choice(["fair", "fair", "fair", "priority", "fcfs"]),
+            "enable_prefix_caching": draw.random() < 0.8,
+            "long_prefill_token_threshold": draw.choice([0, 0, 5]),
+            "kept_seats_fraction": draw.choice([1 / 16, 0.2, 0.5]),
+            "prefill_share": PrefillShare(
+                draw.randint(8, 40),
+                full_at=draw.randint(1, 3),
+                least=draw.randint(2, 12),
+                whole=draw.randint(4, 16),
+            ),
+        }
+        self.shares = {
+            "a": (0.0, 1.0),
+            "b": (draw.choice([0.3, 0.6]), 1.0),
+            "c": (draw.choice([0.0, 0.1]), draw.choice([0.3, 0.6, 1.0])),
+        }
+        super().__init__(seed, windows, True, **settings)
+        self.most = min(60, self.driver.scheduler.capacity_tokens // 2)
+        self.looks_ahead = draw.random() < 0.2
+        self.batch = RunningBatch(settings["max_num_seqs"], 64, BLOCK, max(1, len(windows)))
+        self.in_flight: deque[tuple[StepPlan, list[Sequence], StepInputs | None]] = deque()
+
+    def round(self) -> None:
+        action = self.rng.random()
+        if action < 0.35:
+            self._arrive()
+        elif action < 0.42 and self.live:
+            self._end(self.rng.choice(self.live), "abort")
+        self._step(fails=self.rng.random() < 0.05)
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        tenant = rng.choice("bbbabc")
+        greedy, longest = tenant == "b", self.most - 2
+        length = rng.randint(1, min(6, longest)) if greedy else rng.randint(longest // 2, longest)
+        prompt = [rng.randint(0, 2) for _ in range(length)]
+        reserved, maximum = self.shares[tenant]
+        for _ in range(rng.choice((1, 1, 3)) * (4 if greedy else 1)):
+            sequence = self.driver.add(
+                prompt,
+                priority=rng.choice((0, 0, 0, 1, -1)),
+                namespace=tenant,
+                max_tokens=self.most - length,
+                tenant=tenant,
+                reserved=reserved,
+                maximum=maximum,
+            )
+            sequence.looks_ahead = self.looks_ahead
+            self.live.append(sequence)
+
+    def _step(self, *, fails: bool = False) -> None:
+        scheduler = self.driver.scheduler
+        if scheduler.isolates:
+            self._complete_down_to(0)
+        plan, scheduled = scheduler.schedule()
+        self._check_quotas()
+        for sequence, _ in scheduler.take_refused():
+            self.live.remove(sequence)
+        self.batch.apply(plan)
+        inputs = self.batch.inputs(plan) if scheduled else None
+        self._compare_books(plan)
+        self.in_flight.append((plan, scheduled, inputs))
+        if fails:
+            for each, sequences, _ in self.in_flight:
+                self.memory.run(each, sequences, fails=True)
+            scheduler.undo(*((each, sequences) for each, sequences, _ in self.in_flight))
+            self.in_flight.clear()
+        self._complete_down_to(int(self.looks_ahead and bool(scheduled)))
+        scheduler.check_integrity()
+
+    def _complete_down_to(self, count: int) -> None:
+        while len(self.in_flight) > count:
+            plan, scheduled, inputs = self.in_flight.popleft()
+            self.memory.run(plan, scheduled)
+            if inputs is None:
+                continue
+            token_ids = [self.rng.randint(0, 2) for _ in inputs.sampled]
+            if token_ids:
+                self.batch.take(inputs, token_ids)
+            for at, token_id in zip(inputs.sampled, token_ids, strict=True):
+                if not scheduled[at].finished:
+                    self._sampled(scheduled[at], token_id)
+
+    def _sampled(self, sequence: Sequence, token_id: int) -> None:
+        sequence.isolated = False
+        sequence.num_placeholders -= self.looks_ahead
+        sequence.token_ids.append(token_id)
+        self.driver.scheduler.waiting.charge_output(sequence)
+        if sequence.num_tokens >= self.most or self.rng.random() < 0.05:
+            self._end(sequence, "stop")
+
+    def _compare_books(self, plan: StepPlan) -> None:
+        """The worker holds the same sequences, blocks, tokens and counts, the step included."""
+        batch, scheduler = self.batch, self.driver.scheduler
+        samples = dict(zip(plan.seq_ids, plan.num_samples, strict=True))
+        assert batch.row_of.keys() == {sequence.seq_id for sequence in scheduler.running}
+        for sequence in scheduler.running:
+            row, known = batch.row_of[sequence.seq_id], sequence.num_tokens
+            ahead = sequence.num_placeholders or samples.get(sequence.seq_id, 0)
+            assert batch.num_computed[row] == sequence.num_computed_tokens
+            assert batch.num_tokens[row] == known + ahead
+            assert batch.tokens[row, :known].tolist() == sequence.token_ids
+            for table, own in zip(batch.block_tables, self.driver.tables(sequence), strict=True):
+                assert batch.num_blocks[row] == len(own)
+                blocks = zip(table[row, : len(own)].tolist(), own, strict=True)
+                assert all(there == block for there, block in blocks if block is not None)
+
+
+def run_crowd(seed: int) -> None:
+    crowd = Crowd(seed)
+    for _ in range(100):
+        crowd.round()
+    crowd.drain()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_fault_63_a_row_comes_once_into_a_step_and_the_worker_keeps_the_same_books(
+    seed: int,
+) -> None:
+    run_crowd(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 500, 50))
+def test_fault_63_five_hundred_seeds(first: int) -> None:
+    for seed in range(first, first + 50):
+        run_crowd(seed)
+
+
+def test_fault_63_a_plan_that_names_a_sequence_twice_fails_the_integrity_check() -> None:
+    driver = Driver(num_blocks=10)
+    driver.add([1, 2, 3])
+    plan = driver.step()
+    plan.seq_ids.append(plan.seq_ids[0])
+    with pytest.raises(RuntimeError, match="twice"):
+        driver.scheduler.check_integrity()
