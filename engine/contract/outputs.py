@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.contract.errors import QuireError
 from engine.contract.logprobs import FlatLogprobs, Logprob
 from engine.contract.protocol import FlightRecord
 
@@ -82,7 +83,11 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's result, in the order of the prompts that were given."""
+    """A request's result, in the order of the prompts that were given.
+
+    `error`: why it failed; None: it didn't. Outputs that hadn't ended by then have the
+    `finish_reason` "error" and what they had so far.
+    """
 
     request_id: str
     prompt: str | None
@@ -93,3 +98,4 @@ class RequestOutput:
     finished: bool = True
     flights: list[FlightRecord] = field(default_factory=list)
     metrics: RequestMetrics | None = None
+    error: QuireError | None = None

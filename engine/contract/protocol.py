@@ -29,7 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.contract.adapters import AdapterRef, digest_of
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.prompt_embeds import PromptEmbeds
 from engine.contract.replica_state import EngineStats as EngineStats
@@ -363,6 +363,11 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
             code=error.code,
             param=error.param,
         )
+
+    def to_error(self) -> QuireError:
+        """The same to be raised in this process: `InvalidRequest` or `EngineFault`."""
+        kind = InvalidRequest if self.status == InvalidRequest.status else EngineFault
+        return kind(self.message, param=self.param, code=self.code)
 
 
 class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -56,7 +56,7 @@ class OutputAssembler:
             if self._text is not None and not hidden and self._add_text(self._text, token_id):
                 return True
         if delta.finish_reason is not None:
-            self._finish(delta)
+            self.finish(delta.finish_reason, delta.stop_reason)
         return False
 
     def _add_text(self, text: IncrementalDetokenizer, token_id: int) -> bool:
@@ -68,10 +68,10 @@ class OutputAssembler:
             self.output.finish_reason, self.output.stop_reason = "stop", stopped
         return stopped is not None
 
-    def _finish(self, delta: TokenDelta) -> None:
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
         """The engine's end: what was held back is text after all, or a last stop string."""
         output = self.output
-        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        output.finish_reason, output.stop_reason = reason, stop_reason
         if self._text is None:
             return
         safe, stopped = self._stop.push(self._text.flush())

@@ -103,7 +103,7 @@ class AsyncLLM:
         for result in pooled:
             stream = self._streams.get(result.request_id)
             if stream is not None:
-                stream.put(result)
+                stream.put(result.error or result)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Run a function in the engine's thread."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.contract.errors import QuireError
 from engine.contract.lora_request import refs_of
 from engine.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.contract.sampling_params import SamplingParams
@@ -39,9 +40,10 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """A prompt's outputs, best score first."""
+    """A prompt's outputs, best score first; none where its search failed: `error` says why."""
 
     sequences: list[BeamSearchSequence]
+    error: QuireError | None = None
 
 
 class BeamSearchMethods(OfflineMethods, ABC):
@@ -80,7 +82,9 @@ class BeamSearchMethods(OfflineMethods, ABC):
                         result.prompt_token_ids, output, params, self.llm_engine.tokenizer_of(ref)
                     )
                     for output in result.outputs
-                ]
+                    if result.error is None
+                ],
+                result.error,
             )
             for result, ref in zip(results, refs, strict=True)
         ]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.contract.errors import EngineFault, InvalidRequest, QuireError
+from engine.contract.errors import QuireError
 from engine.contract.output_kind import RequestOutputKind
 from engine.contract.outputs import (
     CompletionOutput,
@@ -60,11 +60,15 @@ class Collector:
 
     def push(self, delta: TokenDelta) -> bool:
         """Take a delta over; True when a stop string ended the output and the engine should stop
-        it. An error of the engine's is kept in `error`.
+        it. An error of the engine's ends all outputs and is kept in `error`.
         """
+        if self.error is not None:  # another output failed in the same step
+            return False
         if delta.error is not None:
-            kind = InvalidRequest if delta.error.status == 400 else EngineFault
-            self.error = kind(delta.error.message, param=delta.error.param, code=delta.error.code)
+            self.error = delta.error.to_error()
+            for each in self._assemblers:
+                if not each.output.finished:
+                    each.finish("error")
             return False
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = self._entries(delta.prompt_logprobs)
@@ -131,6 +135,7 @@ class Collector:
             finished=finished,
             flights=[flight for _, flight in sorted(self._flights.items())],
             metrics=replace(self._metrics),
+            error=self.error,
         )
 
     def handed_over(self) -> RequestOutput | None:

@@ -14,6 +14,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.offline.beam_search import BeamSearchMethods
 from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs, offline_config
+from engine.offline.failures import check_failures
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
 from engine.offline.pooling import PoolingMethods
@@ -112,9 +113,12 @@ class LLM(PoolingMethods, BeamSearchMethods):
                 the model alone.
             priority: for all, or one a prompt, with scheduling_policy="priority".
 
+        A request that fails while others don't has a result with an `error`, and the
+        `finish_reason` "error".
+
         Raises:
             InvalidRequest: a prompt or parameter can't be served; nothing has run then.
-            EngineFault: the engine failed on one of them.
+            InvalidRequest, EngineFault: all requests failed; the first one's error.
         """
         entries = self._entries(prompts, prompt_token_ids, lora_request)
         params = self._params_for(sampling_params, len(entries))
@@ -364,12 +368,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
                         if collector.finished and collector.request_id in waiting:
                             del waiting[collector.request_id]
                             bar.update()
-                        if collector.error is not None and collector in collectors:
-                            raise collector.error
         except BaseException:
             self.llm_engine.abort_request(waiting)
             raise
-        for collector in collectors:
-            if collector.error is not None:
-                raise collector.error
-        return [collector.result() for collector in collectors]
+        results = [collector.result() for collector in collectors]
+        check_failures(results)
+        return results

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
-from engine.contract.errors import EngineFault, EngineSleeping, InvalidRequest
+from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora_request import LoRARequest, refs_of
 from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams, default_task
@@ -35,7 +34,7 @@ from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs
 from engine.offline.loaded_adapters import LoadedAdapters
 from engine.offline.metrics import Metric, adapter_metrics, metrics_of, request_metrics
-from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput, take_end
 from engine.offline.prompts import Prompt, TokenPrompt, one_of, tokenise
 from engine.offline.request_figures import RequestFigures
 from engine.offline.threads import TorchThreads
@@ -189,9 +188,9 @@ class LLMEngine:
                 adapter=entry.adapter,
             )
         )
-        empty = PoolingOutput(torch.empty(0))
-        result = PoolingRequestOutput(request_id, empty, entry.token_ids, finished=False)
-        self._pooling[request_id] = result
+        self._pooling[request_id] = PoolingRequestOutput(
+            request_id, None, entry.token_ids, finished=False
+        )
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Stop one request, or several. Unknown and finished ones are no error."""
@@ -217,16 +216,12 @@ class LLMEngine:
 
     def step(self) -> list[Result]:
         """Run one step: the results so far of all requests that got something, each from its
-        beginning or as its `output_kind` says; `finished` says which have ended.
-
-        Raises:
-            EngineFault, InvalidRequest: a request failed; the others go on with the next step.
+        beginning or as its `output_kind` says; `finished` says which have ended, and `error` why
+        one failed.
         """
         results: list[Result] = []
         touched, pooled = self.advance()
         for collector in touched:
-            if collector.error is not None:
-                raise collector.error
             if (told := collector.handed_over()) is not None:
                 results.append(told)
         return results + list(pooled)
@@ -264,11 +259,9 @@ class LLMEngine:
 
     def _take_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
         result = self._pooling.pop(delta.request_id)
-        if delta.error is not None or delta.pooled is None:
-            raise EngineFault(delta.error.message if delta.error else "The engine gave no result.")
-        values = torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
-        result.outputs = PoolingOutput(values)
-        result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
+        values = take_end(result, delta)
+        if values is not None:
+            result.outputs = PoolingOutput(values)
         return result
 
     # -- what it knows ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from engine.contract.lora_request import refs_of
 from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
 from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
 from engine.contract.similarity import pair_up, similarity
+from engine.offline.failures import check_failures
 from engine.offline.methods import OfflineMethods
 from engine.offline.pooling_outputs import (
     ClassificationOutput,
@@ -25,6 +26,7 @@ from engine.offline.pooling_outputs import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    take_end,
 )
 from engine.offline.progress import UseTqdm, progress
 from engine.offline.prompts import Prompt, as_list, tokenise
@@ -49,9 +51,11 @@ class PoolingMethods(OfflineMethods):
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each prompt; prompts are as for `generate`.
 
+        A request that fails while others don't has a result with an `error`, and no `outputs`.
+
         Raises:
             InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
-            EngineFault: the engine failed on one of them.
+            InvalidRequest, EngineFault: all requests failed; the first one's error.
         """
         results = self._pool(prompts, pooling_params, "embed", use_tqdm, lora_request)
         return [_made(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
@@ -119,16 +123,13 @@ class PoolingMethods(OfflineMethods):
         task = default_task(facts.tasks)
         params = processor.merge_pooling_params(given)
         raw = self._pool(prompts, params, task, use_tqdm, lora_request)
-        by_token = task in TOKEN_TASKS
-        answer = processor.post_process(
-            [
-                PooledPrompt(
-                    each.prompt_token_ids,
-                    PooledData((each.outputs if by_token else each.outputs[0]).numpy()),
-                )
-                for each in raw
-            ]
-        )
+        by_token, pooled = task in TOKEN_TASKS, list[PooledPrompt]()
+        for each in raw:
+            if each.outputs is None:  # the answer is made of all of them
+                raise each.error or EngineFault("The engine gave no result.")
+            values = each.outputs if by_token else each.outputs[0]
+            pooled.append(PooledPrompt(each.prompt_token_ids, PooledData(values.numpy())))
+        answer = processor.post_process(pooled)
         return _made(raw[0], lambda _: answer)
 
     def reward(
@@ -260,19 +261,11 @@ class PoolingMethods(OfflineMethods):
         lora_request: Any,
     ) -> list[ScoringRequestOutput]:
         results = self._pool([*first, *second], params, "embed", use_tqdm, lora_request)
-        vectors = [raw.outputs[0].numpy() for raw in results]
         info = self._pooling_info
         kind = info.similarity if info is not None else "cosine"
-        return [
-            PoolingRequestOutput(
-                request_id=results[len(first) + b].request_id,
-                outputs=ScoringOutput(similarity(kind, vectors[a], vectors[len(first) + b])),
-                prompt_token_ids=(
-                    results[a].prompt_token_ids + results[len(first) + b].prompt_token_ids
-                ),
-            )
-            for a, b in pairs
-        ]
+        scores = [_score(kind, results[a], results[len(first) + b]) for a, b in pairs]
+        check_failures(scores)
+        return scores
 
     def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
         """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
@@ -291,7 +284,7 @@ class PoolingMethods(OfflineMethods):
                     adapter=adapter,
                 )
                 self.core.add_request(message)
-                results[request_id] = PoolingRequestOutput(request_id, torch.empty(0), token_ids)
+                results[request_id] = PoolingRequestOutput(request_id, None, token_ids)
             with self._threads.at_work(), progress(use_tqdm, len(entries)) as bar:
                 while self.core.has_work:
                     for delta in self.core.step():
@@ -301,24 +294,36 @@ class PoolingMethods(OfflineMethods):
             for request_id in results:
                 self.core.abort(request_id)
             raise
+        check_failures(list(results.values()))
         return list(results.values())
 
 
 def _take(result: Raw, delta: TokenDelta, by_token: bool) -> None:
     """Fill in a request's result: float32 [1, size], or [num_tokens, size]."""
-    if delta.error is not None or delta.pooled is None:
-        message = delta.error.message if delta.error is not None else "The engine gave no result."
-        raise EngineFault(message)
-    values = torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
-    rows = len(result.prompt_token_ids) if by_token else 1
-    result.outputs = values.view(rows, -1)
-    result.num_cached_tokens = delta.num_cached_tokens
+    values = take_end(result, delta)
+    if values is not None:
+        rows = len(result.prompt_token_ids) if by_token else 1
+        result.outputs = values.view(rows, -1)
 
 
 def _made(raw: Raw, make: Callable[[torch.Tensor], Made]) -> PoolingRequestOutput[Made]:
     """The same result with its numbers in another form."""
+    outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(
-        raw.request_id, make(raw.outputs), raw.prompt_token_ids, raw.num_cached_tokens
+        raw.request_id, outputs, raw.prompt_token_ids, raw.num_cached_tokens, error=raw.error
+    )
+
+
+def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
+    """How similar two embeddings are; an error where one of them is missing."""
+    score = None
+    if query.outputs is not None and text.outputs is not None:
+        score = ScoringOutput(similarity(kind, query.outputs[0].numpy(), text.outputs[0].numpy()))
+    return PoolingRequestOutput(
+        request_id=text.request_id,
+        outputs=score,
+        prompt_token_ids=query.prompt_token_ids + text.prompt_token_ids,
+        error=query.error or text.error,
     )
 
 

@@ -7,6 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from engine.contract.errors import EngineFault, QuireError
+from engine.contract.protocol import TokenDelta
+
 
 @dataclass(slots=True)
 class PoolingOutput:
@@ -62,15 +65,31 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[Output]):
-    """A request's result, in the order of the prompts that were given."""
+    """A request's result, in the order of the prompts that were given.
+
+    `error`: why it failed, and `outputs` is None then.
+    """
 
     request_id: str
-    outputs: Output
+    outputs: Output | None
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
+    error: QuireError | None = None
 
 
 EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
 ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+
+
+def take_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Tensor | None:
+    """Note how a request ended; its values, float32 [num_values], or None if it failed."""
+    result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
+    if delta.error is not None:
+        result.error = delta.error.to_error()
+    elif delta.pooled is None:
+        result.error = EngineFault("The engine gave no result.")
+    else:
+        return torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, SamplingParams
+from engine import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    LLMEngine,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from engine.contract.config import EngineConfig
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox jumps again"
 
@@ -91,3 +101,152 @@ def test_torch_keeps_its_threads(model_folder: Callable[[str], Path]) -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def _not_finite(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Spoils a request's logits after two tokens."""
+    return logits * float("nan") if len(output) == 2 else logits
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+NOT_FINITE = SamplingParams(
+    temperature=0, max_tokens=6, ignore_eos=True, logits_processors=[_not_finite]
+)
+#: The grammar becomes too complex after some tokens.
+GROWING = SamplingParams(
+    temperature=1,
+    seed=0,
+    min_tokens=30,
+    max_tokens=60,
+    structured_outputs=StructuredOutputsParams(
+        regex="".join(f"(a?b?){{{count}}}" for count in range(1, 200))
+    ),
+)
+PROMPTS = [[5, 6, 7], [8, 9], [40, 41, 42, 43, 44], [5, 6, 7, 8]]
+MIXED = [GREEDY, NOT_FINITE, GROWING, GREEDY]
+
+
+def greedy(llm: LLM, prompt: list[int]) -> list[int]:
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> list[list[int]]:
+    """Tokens of the requests of `MIXED` that don't fail."""
+    return [greedy(llm, PROMPTS[0]), greedy(llm, PROMPTS[3])]
+
+
+def check_mixed(results: list[RequestOutput], expected: list[list[int]]) -> None:
+    first, spoiled, broken, last = results
+    assert [each.outputs[0].token_ids for each in (first, last)] == expected
+    assert (first.error, last.error) == (None, None)
+    assert isinstance(spoiled.error, EngineFault)
+    assert "logits hold NaN" in spoiled.error.message
+    assert len(spoiled.outputs[0].token_ids) == 2
+    assert isinstance(broken.error, InvalidRequest)
+    assert (broken.error.code, broken.error.param) == ("grammar_too_complex", "structured_outputs")
+    assert [each.outputs[0].finish_reason for each in results] == [
+        *("length", "error", "error", "length")
+    ]
+    assert all(each.finished for each in results)
+
+
+def test_fault_64_of_a_batch_the_others_results_come(
+    llm: LLM, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_mixed(llm.generate(PROMPTS, MIXED, use_tqdm=False), expected)
+    assert "2 of 4 requests failed" in caplog.text
+    llm.enqueue(PROMPTS, MIXED, use_tqdm=False)
+    check_mixed(llm.wait_for_completion(use_tqdm=False), expected)
+    assert not llm.core.requests
+    assert greedy(llm, PROMPTS[0]) == expected[0]
+
+
+def test_fault_64_where_all_fail_the_first_error_is_raised(
+    llm: LLM, expected: list[list[int]]
+) -> None:
+    with pytest.raises(EngineFault, match="logits hold NaN"):
+        llm.generate(PROMPTS[1:3], MIXED[1:3], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="can't go on under its grammar"):
+        llm.generate(PROMPTS[2], GROWING, use_tqdm=False)
+    assert not llm.core.requests
+    assert greedy(llm, PROMPTS[0]) == expected[0]
+
+
+def test_fault_64_all_outputs_of_a_request_end_with_it(llm: LLM) -> None:
+    several = SamplingParams(
+        temperature=0, max_tokens=6, n=3, ignore_eos=True, logits_processors=[_not_finite]
+    )
+    failed, other = llm.generate(PROMPTS[:2], [several, GREEDY], use_tqdm=False)
+    assert [output.finish_reason for output in failed.outputs] == ["error"] * 3
+    assert other.outputs[0].finish_reason == "length"
+    assert not llm.core.requests
+
+
+def test_fault_64_a_step_hands_over_what_others_got_in_it(
+    llm: LLM, expected: list[list[int]]
+) -> None:
+    engine: LLMEngine = llm.llm_engine
+    for at, (prompt, params) in enumerate(zip(PROMPTS, MIXED, strict=True)):
+        engine.add_request(str(at), prompt, params)
+    ended: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        for result in engine.step():
+            assert isinstance(result, RequestOutput)
+            if result.finished:
+                assert result.request_id not in ended
+                ended[result.request_id] = result
+    check_mixed([ended[str(at)] for at in range(4)], expected)
+
+
+def test_fault_64_of_several_searches_one_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    (alone,) = llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], params)
+    execute = llm.core.executor.execute
+
+    def failing(plan: Any) -> Any:
+        # The second search's beams: they are its only sequences in the end.
+        if any(new.token_ids[:2] == PROMPTS[1] for new in plan.new):
+            raise RuntimeError("The device hiccups.")
+        return execute(plan)
+
+    monkeypatch.setattr(llm.core.executor, "execute", failing)
+    found = llm.beam_search([{"prompt_token_ids": each} for each in PROMPTS[:2]], params)
+    assert [each.tokens for each in found[0].sequences] == [each.tokens for each in alone.sequences]
+    assert found[1].sequences == []
+    assert "hiccups" in str(found[1].error)
+
+
+async def _results(engine: AsyncLLM, prompt: list[int], params: SamplingParams) -> list[int]:
+    async for result in engine.generate(prompt, params):
+        tokens = result.outputs[0].token_ids
+    return tokens
+
+
+@pytest.mark.asyncio
+async def test_fault_64_coroutines_hear_of_their_own_failures_alone(
+    model_folder: Callable[[str], Path], expected: list[list[int]]
+) -> None:
+    engine = AsyncLLM(
+        EngineConfig(
+            model=str(model_folder("llama")),
+            num_gpu_blocks_override=200,
+            max_model_len=128,
+            block_size=4,
+        )
+    )
+    try:
+        for _ in range(2):
+            first, spoiled, broken, last = await asyncio.gather(
+                *(_results(engine, *each) for each in zip(PROMPTS, MIXED, strict=True)),
+                return_exceptions=True,
+            )
+            assert [first, last] == expected
+            assert isinstance(spoiled, EngineFault)
+            assert isinstance(broken, QuireError)
+            assert broken.code == "grammar_too_complex"
+            assert not engine.engine.has_unfinished_requests()
+        await engine.check_health()
+    finally:
+        engine.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from engine import LLM, PoolingParams
+from engine import LLM, AsyncLLM, PoolingParams
 from engine.contract.config import EngineConfig
-from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from engine.contract.errors import (
+    ContextLengthExceeded,
+    EngineFault,
+    InvalidRequest,
+    ModelLoadError,
+)
 from engine.contract.protocol import EngineRequest
 from engine.contract.similarity import from_bytes, pair_up, similarity
 from engine.devices.find import make_device
@@ -124,6 +130,88 @@ def test_weights_that_are_no_numbers_fail_the_request_alone(llm: LLM) -> None:
     found = {delta.request_id: delta for delta in llm.core.step()}
     assert found["bad"].finish_reason == "error"
     assert np.isfinite(from_bytes(found["good"].pooled or b"")).all()
+
+
+BAD = [9, 5]
+
+
+@pytest.fixture
+def spoiled(llm: LLM) -> LLM:
+    """One whose token 9 has an embedding that is no number."""
+    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    return llm
+
+
+@pytest.mark.parametrize("ask", ["embed", "encode"])
+def test_fault_64_of_a_batch_the_others_vectors_come(spoiled: LLM, ask: str) -> None:
+    call = getattr(spoiled, ask)
+    first, bad, last = call([[5, 6], BAD, [6, 7, 8]], use_tqdm=False)
+    for prompt, result in (([5, 6], first), ([6, 7, 8], last)):
+        (alone,) = call([prompt], use_tqdm=False)
+        np.testing.assert_allclose(result.outputs.embedding, alone.outputs.embedding, atol=1e-6)
+        assert result.error is None
+    assert isinstance(bad.error, EngineFault)
+    assert "isn't finite" in bad.error.message
+    assert bad.outputs is None
+    assert not spoiled.core.requests
+    with pytest.raises(EngineFault, match="isn't finite"):
+        call([BAD, BAD], use_tqdm=False)
+    assert not spoiled.core.requests
+
+
+def test_fault_64_of_several_pairs_one_fails(spoiled: LLM) -> None:
+    bad_word = spoiled.get_tokenizer().decode([9])
+    found = spoiled.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[0]], use_tqdm=False)
+    assert [each.error is None for each in found] == [True, False, True]
+    assert found[2].outputs.score == pytest.approx(1.0, abs=1e-5)
+    with pytest.raises(EngineFault):
+        spoiled.score(bad_word, [TEXTS[0], TEXTS[3]], use_tqdm=False)
+
+
+@pytest.mark.parametrize(("ask", "num_labels"), [("classify", 2), ("score", 1)])
+def test_fault_64_heads_answer_the_others(pooling_model: Maker, ask: str, num_labels: int) -> None:
+    folder = pooling_model("bert", "ForSequenceClassification", num_labels=num_labels)
+    llm = LLM(str(folder), max_model_len=64)
+    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    bad_word = llm.get_tokenizer().decode([9])
+    if ask == "score":
+        found = llm.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
+    else:
+        found = llm.classify([TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
+    assert [each.error is None for each in found] == [True, False, True]
+    assert [each.outputs is None for each in found] == [False, True, False]
+
+
+def test_fault_64_a_step_hands_over_the_others_vectors(spoiled: LLM) -> None:
+    engine = spoiled.llm_engine
+    for name, prompt in (("bad", BAD), ("good", [5, 6])):
+        engine.add_request(name, prompt, PoolingParams())
+    found = {each.request_id: each for each in engine.step()}
+    assert isinstance(found["bad"].error, EngineFault)
+    assert np.isfinite(found["good"].outputs.embedding).all()
+    assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.asyncio
+async def test_fault_64_an_engine_for_coroutines_lives_on(pooling_model: Maker) -> None:
+    engine = AsyncLLM(EngineConfig(model=str(pooling_model("bert")), max_model_len=64))
+    model = engine.engine.core.executor.loaded.model  # type: ignore[attr-defined]
+    model.embedding[9] = float("nan")
+
+    async def encode(prompt: list[int]) -> Any:
+        return [result async for result in engine.encode(prompt)]
+
+    try:
+        for _ in range(2):
+            good, bad, other = await asyncio.gather(
+                encode([5, 6]), encode(BAD), encode([6, 7]), return_exceptions=True
+            )
+            assert isinstance(bad, EngineFault)
+            for (result,) in (good, other):
+                assert np.isfinite(result.outputs.embedding).all()
+        await engine.check_health()
+    finally:
+        engine.shutdown()
 
 
 def test_scores_need_fitting_counts(llm: LLM) -> None:

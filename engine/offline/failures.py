@@ -1,0 +1,22 @@
+"""What becomes of a batch in which requests failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from engine.contract.outputs import RequestOutput
+from engine.offline.pooling_outputs import PoolingRequestOutput
+
+log = logging.getLogger(__name__)
+
+
+def check_failures(results: Sequence[RequestOutput | PoolingRequestOutput[Any]]) -> None:
+    """Raise the first error where every request failed, for there is no result to lose then."""
+    errors = [result.error for result in results if result.error is not None]
+    if not errors:
+        return
+    if len(errors) == len(results):
+        raise errors[0]
+    log.warning("%d of %d requests failed, the first: %s", len(errors), len(results), errors[0])
