@@ -3,6 +3,8 @@
 from functools import partial
 
 from django.db import transaction
+from django.db.models.signals import post_delete
+from django.dispatch import receiver
 
 from tenants.actions.offboarding import end_access
 from tenants.actions.roles import check_role
@@ -37,13 +39,7 @@ def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) ->
 
 
 @transaction.atomic
-def change_role(
-    *,
-    actor: Actor | User,
-    membership: Membership,
-    role: str,
-    last_owner_too: bool = False,
-) -> Membership:
+def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Membership:
     """Give a member another role. A lower one ends their sessions, sockets and keys here.
 
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
@@ -55,10 +51,10 @@ def change_role(
     require_rank(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
     if before == wanted:
         return membership
-    if before == Role.OWNER and not last_owner_too:
-        keep_an_owner(membership)
     membership.role = wanted
     membership.save(update_fields=["role"])
+    if before == Role.OWNER:
+        keep_an_owner(membership.tenant)
     if wanted.rank < before.rank:
         end_access(actor=actor, user=membership.user, tenant=membership.tenant)
     record(
@@ -73,17 +69,16 @@ def change_role(
 
 
 @transaction.atomic
-def remove_member(
-    *, actor: Actor | User, membership: Membership, last_owner_too: bool = False
-) -> None:
-    """Anyone may leave; others need the rank. The member's sessions and keys here end."""
+def remove_member(*, actor: Actor | User, membership: Membership) -> None:
+    """Anyone may leave; others need the rank. The member's sessions and keys here end.
+
+    Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
+    """
     actor = as_actor(actor)
     membership = _locked(membership)
     tenant, user = membership.tenant, membership.user
     if actor.user != user or actor.key is not None:
         require_rank(actor, tenant, Role(membership.role))
-    if membership.role == Role.OWNER and not last_owner_too:
-        keep_an_owner(membership)
     end_access(actor=actor, user=user, tenant=tenant)
     record(
         actor=actor,
@@ -106,13 +101,26 @@ def _locked(membership: Membership) -> Membership:
     return found
 
 
-def keep_an_owner(membership: Membership) -> None:
-    """Raise `Conflict` when nobody else owns the membership's tenant."""
-    others = Membership.objects.filter(
-        tenant=membership.tenant, role=Role.OWNER, user__is_active=True
-    )
-    if not others.exclude(pk=membership.pk).exists():
-        raise Conflict(f"{membership.tenant.slug} needs at least one owner.")
+def keep_an_owner(tenant: Tenant) -> None:
+    """Raise `Conflict` when the change before it took the tenant's last active owner.
+
+    Others who take an owner wait for the tenant's row, so that they count after this commit. A
+    tenant that is being erased needs none.
+    """
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    if tenant.erase_requested_at is not None:
+        return
+    owners = Membership.objects.filter(tenant=tenant, role=Role.OWNER, user__is_active=True)
+    if not owners.exists():
+        raise Conflict(f"{tenant.slug} needs at least one owner.")
+
+
+@receiver(post_delete, sender=Membership, dispatch_uid="tenants.keep_an_owner")
+def _deleted(instance: Membership, origin: object, **_: object) -> None:
+    """However a row is deleted, with its user's too; a tenant that goes needs no owner."""
+    whole_tenant = getattr(origin, "model", type(origin)) is Tenant
+    if instance.role == Role.OWNER and not whole_tenant:
+        keep_an_owner(instance.tenant)
 
 
 def _announce(tenant: Tenant) -> None:

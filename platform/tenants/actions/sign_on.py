@@ -41,14 +41,16 @@ def grants_of(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, st
 def sync_grants(*, user: User, groups: Collection[str], roles: Mapping[str, str]) -> None:
     """Make a person's roles what their groups say today.
 
-    It gives, changes and takes what came by sign-on; what somebody gave by hand stays.
+    It gives, changes and takes what came by sign-on; what somebody gave by hand stays. The last
+    owner of a tenant and the last operator stay as well.
     """
     grants = grants_of(groups, roles)
     operator = grants.pop(OPERATOR, None) is not None
-    _sync_operator(user, operator)
     named = {target.partition(":")[0] for target in roles.values()} - {OPERATOR}
-    for tenant in Tenant.objects.filter(slug__in=named):
+    # Tenants are locked before people, in the order in which every other change locks them.
+    for tenant in Tenant.objects.select_for_update().filter(slug__in=named).order_by("pk"):
         _sync_tenant(user, tenant, grants.get(tenant.slug))
+    _sync_operator(user, operator)
 
 
 def _sync_operator(user: User, wanted: bool) -> None:
@@ -70,7 +72,11 @@ def _sync_tenant(user: User, tenant: Tenant, role: str | None) -> None:
         if role is not None:
             made = add_member(actor=SIGN_ON, tenant=tenant, user=user, role=role)
             Membership.objects.filter(pk=made.pk).update(by_sign_on=True)
-    elif membership.by_sign_on and role is None:
-        remove_member(actor=SIGN_ON, membership=membership, last_owner_too=True)
-    elif membership.by_sign_on and role is not None:
-        change_role(actor=SIGN_ON, membership=membership, role=role, last_owner_too=True)
+    elif membership.by_sign_on:
+        try:
+            if role is None:
+                remove_member(actor=SIGN_ON, membership=membership)
+            else:
+                change_role(actor=SIGN_ON, membership=membership, role=role)
+        except Conflict:
+            logger.warning("%s is the last owner of %s and stays one", user, tenant.slug)

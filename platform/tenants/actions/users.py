@@ -13,6 +13,9 @@ from django.contrib.auth.models import Group, Permission
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Q
+from django.db.models.signals import post_delete
+from django.dispatch import receiver
 
 from engine.contract.errors import InvalidRequest
 from tenants.actions.members import keep_an_owner
@@ -20,7 +23,7 @@ from tenants.actions.offboarding import end_access, end_sessions
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
 from tenants.errors import Conflict, NotFound, PermissionDenied
-from tenants.models import Membership, Role, User
+from tenants.models import Membership, Role, Tenant, User
 from tenants.validation import changed, save_valid
 
 PROFILE = ("username", "email", "first_name", "last_name", "is_active")
@@ -66,7 +69,8 @@ def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
 
     Deactivating somebody, or taking their standing, ends their sessions, sockets and keys.
 
-    Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict` for the last operator.
+    Raises: `PermissionDenied`, `InvalidRequest` with `param`; `Conflict` for the last operator,
+        or a tenant's last owner.
     """
     actor = as_actor(actor)
     if unknown := set(changes).difference(PROFILE, STANDING):
@@ -75,13 +79,16 @@ def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
     _require_right(actor, "change", user)
     if set(changes).intersection(STANDING):
         require_operator(actor)
-    was_operator = user.is_active and user.is_superuser
+    was_active, was_operator = user.is_active, user.is_active and user.is_superuser
     difference = changed(user, changes)
     if not difference:
         return user
-    if was_operator and not (user.is_active and user.is_superuser):
-        _keep_an_operator(user)
     save_valid(user, unchecked=("password",))
+    if was_operator and not (user.is_active and user.is_superuser):
+        _keep_an_operator()
+    if was_active and not user.is_active:
+        for owned in Membership.objects.select_related("tenant").filter(user=user, role=Role.OWNER):
+            keep_an_owner(owned.tenant)
     if any(difference.get(name, [None])[-1] is False for name in ("is_active", *STANDING)):
         end_access(actor=actor, user=user)
     record(actor=actor, action="user.update", target=user, changes=difference)
@@ -137,11 +144,6 @@ def delete_user(*, actor: Actor | User, user: User) -> None:
     actor = as_actor(actor)
     user = _locked(user)
     _require_right(actor, "delete", user)
-    if user.is_active and user.is_superuser:
-        _keep_an_operator(user)
-    own = Membership.objects.select_related("tenant").filter(user=user, role=Role.OWNER)
-    for membership in own:
-        keep_an_owner(membership)
     end_access(actor=actor, user=user)
     roles = dict(Membership.objects.filter(user=user).values_list("tenant__slug", "role"))
     record(
@@ -188,13 +190,28 @@ def _rights(user: User) -> dict[str, list[str]]:
 
 
 def _locked(user: User) -> User:
-    found = User.objects.select_for_update().filter(pk=user.pk).first()
+    """The row as it is now.
+
+    What operators and owners are counted by is locked before it, in one order everywhere: two who
+    take each other's standing wait, one for the other.
+    """
+    tenants = Tenant.objects.select_for_update(of=("self",)).filter(memberships__user=user)
+    list(tenants.order_by("pk"))
+    people = User.objects.select_for_update().filter(Q(pk=user.pk) | Q(is_superuser=True))
+    found = {each.pk: each for each in people.order_by("pk")}.get(user.pk)
     if found is None:
         raise NotFound("There is no such user.")
     return found
 
 
-def _keep_an_operator(user: User) -> None:
-    operators = User.objects.select_for_update().filter(is_superuser=True, is_active=True)
-    if not operators.exclude(pk=user.pk).exists():
+def _keep_an_operator() -> None:
+    """Raise `Conflict` when the change before it took the last active operator."""
+    if not User.objects.filter(is_superuser=True, is_active=True).exists():
         raise Conflict("The installation needs at least one operator.")
+
+
+@receiver(post_delete, sender=User, dispatch_uid="tenants.keep_an_operator")
+def _deleted(instance: User, **_: object) -> None:
+    """However a row is deleted."""
+    if instance.is_active and instance.is_superuser:
+        _keep_an_operator()
