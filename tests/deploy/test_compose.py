@@ -15,6 +15,7 @@ from tests.docs.commands import problems_with
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 #: Names of the compose specification that we use; a misspelt one is ignored without a word.
 SERVICE_KEYS = {
+    "ulimits",
     "image", "build", "environment", "volumes", "restart", "stop_grace_period", "depends_on",
     "command", "ports", "healthcheck", "hostname",
 }  # fmt: skip
@@ -28,7 +29,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_services_use_names_that_compose_knows(compose: dict[str, Any]) -> None:
-    assert set(compose) == {"x-quire", "services", "volumes"}
+    assert set(compose) == {"x-quire", "services", "volumes", "networks"}
     for name, service in compose["services"].items():
         assert set(service) <= SERVICE_KEYS, name
         assert service.get("restart") in ("unless-stopped", "no"), name

@@ -64,3 +64,13 @@ def test_streams_get_their_time_when_a_unit_stops() -> None:
     for path in UNITS:
         if "worker" not in path.name:  # which gives its work back instead
             assert int(service(path)["TimeoutStopSec"]) > 30 + 10, path.name
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_that_fails_while_a_service_is_away_is_started_until_it_is_back(path: Path) -> None:
+    """After five starts in ten seconds systemd would give up for good."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(path.read_text())
+    assert parser["Unit"]["StartLimitIntervalSec"] == "0"
+    assert service(path)["Restart"] == "always"
