@@ -7,12 +7,15 @@ import json
 import re
 import resource
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from catalog.processes import spawn
@@ -185,6 +188,27 @@ def test_fault_76_wrong_keys_are_counted_by_client(containers: Containers, key: 
 def test_fault_76_the_health_check_passes_in_its_container(containers: Containers) -> None:
     *_, source = COMPOSE["services"]["gateway"]["healthcheck"]["test"]
     containers.run("gateway", "-c", source.replace(":8000", f":{containers.port}"))
+
+
+def test_fault_76_two_gateways_migrate_one_empty_database_at_once(
+    database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE two")
+    url = database_url.removesuffix("postgres") + "two"
+    environment = unit_environment(tmp_path, url, redis_url)
+    command = unit_command("ExecStartPre")
+
+    def migrate(_: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(migrate, range(2)):
+            assert done.returncode == 0, done.stderr[-2000:]
+    # systemd gives up on what takes longer than this.
+    assert service(UNIT)["TimeoutStartSec"] == "infinity"
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(5000, marks=pytest.mark.slow)])
