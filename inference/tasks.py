@@ -36,13 +36,13 @@ def work_loop() -> WorkLoop:
     return _loop
 
 
-@shared_task(name=RUN, ignore_result=True, acks_late=False)
+@shared_task(name=RUN)
 def run(kind: str, public_id: str) -> None:
     """Work on a batch or a background response, unless another worker does."""
     work_loop().start(kind, public_id)
 
 
-@shared_task(name="inference.sweep", ignore_result=True, acks_late=False)
+@shared_task(name="inference.sweep")
 def sweep() -> None:
     """Find work that nobody does: its message was lost, its worker died, or all were busy."""
     for kind, waiting in WAITING.items():
@@ -50,7 +50,7 @@ def sweep() -> None:
             send(kind, public_id)
 
 
-@shared_task(name="inference.expire", ignore_result=True, acks_late=False)
+@shared_task(name="inference.expire")
 def expire() -> None:
     """Remove files and responses past their end."""
     removed = remove_expired() + remove_ended_uploads()

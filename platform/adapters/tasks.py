@@ -22,7 +22,7 @@ _queued: set[int] = set()
 _lock = threading.Lock()
 
 
-@shared_task(name=CHECK, ignore_result=True, acks_late=False)
+@shared_task(name=CHECK)
 def check(pk: int) -> None:
     """Work on a version, unless it's in hand here already."""
     with _lock:
@@ -32,7 +32,7 @@ def check(pk: int) -> None:
     _pool.submit(_work, pk)
 
 
-@shared_task(name="adapters.sweep", ignore_result=True, acks_late=False)
+@shared_task(name="adapters.sweep")
 def sweep() -> None:
     """Find versions that nobody works on, and remove what nobody needs."""
     for pk in work.waiting():
@@ -41,7 +41,7 @@ def sweep() -> None:
         logger.info("removed %d adapters' files", removed)
 
 
-@shared_task(name=pins.TASK, ignore_result=True, acks_late=False)
+@shared_task(name=pins.TASK)
 def keep_pins() -> None:
     """Replicas learn what to keep in memory, and what no more."""
     if sent := pins.keep():

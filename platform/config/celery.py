@@ -28,7 +28,11 @@ def _schedule(sender: Celery, **_: object) -> None:
         "history": {"task": "history.write", "schedule": 10.0, "options": {"expires": 10.0}},
         "forget": {"task": "history.forget", "schedule": 300.0, "options": {"expires": 300.0}},
         "sign-on": {"task": "console.sign_on", "schedule": 60.0, "options": {"expires": 60.0}},
-        "retention": {"task": "metering.retention", "schedule": 3600.0},
+        "retention": {
+            "task": "metering.retention",
+            "schedule": 3600.0,
+            "options": {"expires": 3600.0},
+        },
         "erasures": {"task": "tenants.erasures", "schedule": 300.0, "options": {"expires": 300.0}},
         "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},
     }

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from config import environment as env
+from config import queues
 from config.databases import database
 from config.datadir import make_private, secret_key
 from config.identity import identity_settings
@@ -226,16 +227,21 @@ CHANNEL_LAYERS = {
 }
 
 CELERY_BROKER_URL = celery_url(REDIS_URL)
-CELERY_RESULT_BACKEND = celery_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER = "json"  # never pickle
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE['KEY_PREFIX']}:celery:"}
-CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = CELERY_BROKER_TRANSPORT_OPTIONS
 # READONLY, MISCONF and OOM are answers for a while: without this a worker ends at one of them.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_WORKER_CONSUMER = "config.patient_consumer:PatientConsumer"
-CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ROUTES = queues.ROUTES
+CELERY_TASK_ANNOTATIONS = queues.ANNOTATIONS
+# A task whose process dies runs once more, so each claims its row first: twice is once.
+CELERY_TASK_ACKS_LATE = CELERY_TASK_REJECT_ON_WORKER_LOST = True
+# What one process has fetched and not begun would wait for what it runs.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_MAX_TASKS_PER_CHILD = 200
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 
 REST_FRAMEWORK = {

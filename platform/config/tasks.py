@@ -6,6 +6,7 @@ from smtplib import SMTPException
 from typing import Any
 
 from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 
 from config.queued_mail import TASK, unpacked
 
@@ -16,8 +17,7 @@ PAUSE_S, LONGEST_PAUSE_S, TRIES = 5, 1800, 12
 @shared_task(
     name=TASK,
     bind=True,
-    ignore_result=True,
-    autoretry_for=(SMTPException, OSError),
+    autoretry_for=(SMTPException, OSError, SoftTimeLimitExceeded),
     retry_backoff=PAUSE_S,
     retry_backoff_max=LONGEST_PAUSE_S,
     max_retries=TRIES,

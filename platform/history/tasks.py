@@ -14,7 +14,7 @@ from tenants.live import publish
 logger = logging.getLogger(__name__)
 
 
-@shared_task(name="history.write", ignore_result=True, acks_late=False)
+@shared_task(name="history.write")
 def write() -> None:
     """Write down what is over, and tell pages that are open."""
     client = sync_client()
@@ -25,7 +25,7 @@ def write() -> None:
         client.close()
 
 
-@shared_task(name="history.forget", ignore_result=True, acks_late=False)
+@shared_task(name="history.forget")
 def forget() -> None:
     """Remove what is kept no longer."""
     if removed := forget_old():

@@ -17,7 +17,7 @@ from engine.contract.errors import InvalidRequest
 from metering.events import rules_changed
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
-from metering.webhooks import DELIVER, queue_event
+from metering.webhooks import DELIVER, check_waiting, queue_event
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
 from tenants.egress import check_public
@@ -189,7 +189,7 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
 def try_webhook(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
     """Send the webhook an event of the kind `webhook.test`; its delivery tells how that went.
 
-    Raises: `NotFound` without a webhook, too; `PermissionDenied`.
+    Raises: `NotFound` without a webhook, too; `PermissionDenied`; `RateLimited` when many wait.
     """
     actor = as_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
@@ -204,13 +204,15 @@ def try_webhook(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
 def send_again(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDelivery:
     """Try an event that was given up once more, under the same id.
 
-    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was taken or still waits.
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was taken or still waits;
+    `RateLimited` when many wait.
     """
     actor = as_actor(actor)
     require_role(actor, delivery.tenant, Role.ADMIN)
     found = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
     if found.state != "failed":
         raise Conflict(f"This event is {found.state}.")
+    check_waiting(delivery.tenant)
     found.next_try_at, found.attempts = timezone.now(), 0
     found.save(update_fields=["next_try_at", "attempts"])
     record(actor=actor, action="webhook.send_again", target=found, tenant=delivery.tenant)

@@ -13,6 +13,7 @@ from django.core.mail import send_mail
 from django.db import transaction
 from django.db.models import Q
 
+from metering.errors import RateLimited
 from metering.models import Budget
 from metering.money import amount_text
 from metering.spending import BudgetState, states_of
@@ -44,10 +45,13 @@ def _tell(state: BudgetState) -> bool:
         Budget.objects.filter(pk=budget.pk).update(alerted_for=state.start)
         sent = True
     if budget.webhook_for != state.start:
-        with transaction.atomic():
-            if queue_event(budget.tenant, "budget.alert", event(state)) is not None:
-                Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
-                sent = True
+        try:
+            with transaction.atomic():
+                if queue_event(budget.tenant, "budget.alert", event(state)) is not None:
+                    Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
+                    sent = True
+        except RateLimited as error:
+            logger.warning("an alert of %s waits: %s", budget.tenant, error.message)
     return sent
 
 

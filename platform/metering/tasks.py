@@ -14,27 +14,27 @@ from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 logger = logging.getLogger(__name__)
 
 
-@shared_task(name="metering.alerts", ignore_result=True, acks_late=False)
+@shared_task(name="metering.alerts")
 def alerts() -> None:
     """Tell tenants of budgets that are nearly spent."""
     if told := send_alerts():
         logger.info("told of %d budgets", told)
 
 
-@shared_task(name=DELIVER, ignore_result=True, acks_late=False)
+@shared_task(name=DELIVER)
 def deliver_one(pk: int) -> None:
     """Send an event to a webhook."""
     deliver(pk)
 
 
-@shared_task(name="metering.deliveries", ignore_result=True, acks_late=False)
+@shared_task(name="metering.deliveries")
 def deliveries() -> None:
-    """Send what is due, and shorten the log."""
+    """Have what is due sent, and shorten the log."""
     deliver_due()
     forget_old()
 
 
-@shared_task(name="metering.retention", ignore_result=True, acks_late=False)
+@shared_task(name="metering.retention")
 def retention() -> None:
     """Remove single requests that their tenants keep no longer."""
     if removed := remove_old_entries():
@@ -43,7 +43,7 @@ def retention() -> None:
         logger.info("removed %d records of requests", removed)
 
 
-@shared_task(name="metering.check_sums", ignore_result=True, acks_late=False)
+@shared_task(name="metering.check_sums")
 def check_sums() -> None:
     """See that the sums by hour and day are the ledger's, and the ledger the engine's."""
     check_days()

@@ -2,6 +2,9 @@
 
 A POST of JSON with `X-Quire-Event`, its id, which stays the same when it's tried again, and
 `X-Quire-Signature: t=<seconds>,v1=<hex>`, the HMAC-SHA256 of `<seconds>.<body>` under the secret.
+
+A webhook that never answers costs its own tenant alone: workers send a tenant one event at a time,
+leave an address in peace after some failures in a row, and let a bounded number of events wait.
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Min, QuerySet
 from django.utils import timezone
 
 from engine.contract.errors import QuireError
+from metering.errors import RateLimited
 from metering.models import Webhook, WebhookDelivery
 from metering.models.webhook_delivery import PAUSES
+from metering.redis_clients import key, sync_client
+from tenants.breaker import Breaker
 from tenants.egress import post
 from tenants.models import Tenant
 from tenants.work import hint
@@ -30,19 +37,24 @@ from tenants.work import hint
 logger = logging.getLogger(__name__)
 
 DELIVER = "metering.deliver"
-#: A try that a worker has begun is another's when nothing was heard of it for so long.
-CLAIM = timedelta(minutes=2)
 #: The log of a tenant's deliveries goes back so far.
 KEEP = timedelta(days=30)
-#: Of one look at what is due.
-MOST = 200
+#: Events of one tenant that may wait to be sent.
+MAX_WAITING = 1000
+#: A tenant's lock is free again after so long, whatever became of its holder: longer than a task of
+#: this queue may take.
+LOCK_S = 30.0
 
 
 def queue_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDelivery | None:
-    """Note an event for the tenant's webhook, if there's one; workers send it after the commit."""
+    """Note an event for the tenant's webhook, if there's one; workers send it after the commit.
+
+    Raises: `RateLimited` while `MAX_WAITING` of them wait.
+    """
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
         return None
+    check_waiting(tenant)
     event_id = str(uuid.uuid4())
     told = {"id": event_id, "type": kind, "tenant": tenant.slug, **values}
     made = WebhookDelivery.objects.create(
@@ -57,27 +69,73 @@ def queue_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDel
     return made
 
 
+def check_waiting(tenant: Tenant) -> None:
+    """Raise `RateLimited` when no more events of the tenant may wait."""
+    waiting = WebhookDelivery.objects.filter(tenant=tenant, next_try_at__isnull=False)
+    if waiting.count() >= MAX_WAITING:
+        raise RateLimited(f"{MAX_WAITING:,} events wait for the webhook already.", retry_after=60)
+
+
 def deliver(pk: int) -> WebhookDelivery | None:
-    """Try it if it's due and no other worker does; how it went, or None."""
-    now = timezone.now()
-    due = WebhookDelivery.objects.filter(pk=pk, next_try_at__lte=now)
-    if not due.update(next_try_at=now + CLAIM, attempts=F("attempts") + 1):
+    """Try it if it's due and may be sent now; how it went, or None.
+
+    Whoever has tried one asks workers for the tenant's next, so who meets another worker here may
+    leave its own event to it.
+    """
+    row = _due().select_related("tenant").filter(pk=pk).first()
+    if row is None:
         return None
-    row = WebhookDelivery.objects.select_related("tenant").get(pk=pk)
     hook = Webhook.objects.filter(tenant=row.tenant).first()
+    if hook is not None and _breaker(hook).is_open:
+        return None
+    with sync_client() as client:
+        lock = client.lock(key(f"webhook:{row.tenant_id}"), timeout=LOCK_S)
+        if not lock.acquire(blocking=False):
+            return None
+        try:
+            tried = _try(row, hook)
+        finally:
+            lock.release()
+    following = _due().filter(tenant=row.tenant).order_by("next_try_at").first()
+    if following is not None:
+        hint(DELIVER, following.pk)
+    return tried
+
+
+def deliver_due() -> int:
+    """Ask workers for an event of each tenant that has some due: their hint was lost, their try
+    failed, or their address was paused. Of how many tenants.
+    """
+    first = _due().order_by().values("tenant").annotate(first=Min("pk"))
+    due = list(first.values_list("first", flat=True))
+    for pk in due:
+        hint(DELIVER, pk)
+    return len(due)
+
+
+def _due() -> QuerySet[WebhookDelivery]:
+    return WebhookDelivery.objects.filter(next_try_at__lte=timezone.now())
+
+
+def _breaker(hook: Webhook) -> Breaker:
+    return Breaker(f"webhook:{hook.pk}")
+
+
+def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
+    """The event after one try; None where another worker has made it meanwhile."""
+    # The next try is noted before this one begins: nobody else may do it for a killed worker.
+    again = row.attempts < len(PAUSES)
+    next_try_at = timezone.now() + PAUSES[row.attempts] if again else None
+    claimed = WebhookDelivery.objects.filter(pk=row.pk, next_try_at=row.next_try_at)
+    if not claimed.update(next_try_at=next_try_at, attempts=F("attempts") + 1):
+        return None
+    row.attempts, row.next_try_at = row.attempts + 1, next_try_at
     if hook is None or hook.url != row.url:
         row.error, row.next_try_at = "The webhook was changed or removed.", None
     else:
         _send(row, hook)
     row.save(update_fields=["status", "error", "next_try_at", "delivered_at"])
     return row
-
-
-def deliver_due() -> int:
-    """Try what is due: new events whose hint was lost, and later tries. How many were taken."""
-    due = WebhookDelivery.objects.filter(next_try_at__lte=timezone.now()).order_by("next_try_at")
-    tried = [deliver(pk) for pk in list(due.values_list("pk", flat=True)[:MOST])]
-    return sum(row is not None and row.state == "delivered" for row in tried)
 
 
 def forget_old() -> int:
@@ -94,17 +152,20 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
         "X-Quire-Signature": signature(hook.secret, body, int(time.time())),
     }
     row.status, row.error = None, ""
+    breaker = _breaker(hook)
+    breaker.attempt()
     try:
         row.status = post(hook.url, body, headers)
     except QuireError as error:
         row.error = error.message[:300]
+    except SoftTimeLimitExceeded:
+        row.error = "The try took too long."
     if row.status is not None and 200 <= row.status < 300:
+        breaker.succeed()
         row.delivered_at, row.next_try_at = timezone.now(), None
         return
     told = row.error or f"it answered {row.status}"
     logger.warning("the webhook of %s was not told of %s: %s", row.tenant, row, told)
-    again = row.attempts <= len(PAUSES)
-    row.next_try_at = timezone.now() + PAUSES[row.attempts - 1] if again else None
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:

@@ -12,7 +12,7 @@ from tenants.models import Tenant
 logger = logging.getLogger(__name__)
 
 
-@shared_task(name=ERASE, ignore_result=True, acks_late=False)
+@shared_task(name=ERASE)
 def erase(pk: int) -> None:
     """Remove what is kept of a tenant that shall be erased."""
     tenant = Tenant.objects.exclude(erase_requested_at=None).filter(pk=pk).first()
@@ -20,7 +20,7 @@ def erase(pk: int) -> None:
         remove_data(tenant=tenant)
 
 
-@shared_task(name="tenants.erasures", ignore_result=True, acks_late=False)
+@shared_task(name="tenants.erasures")
 def erasures() -> None:
     """The same for tenants whose worker died, and for what came in late."""
     if removed := remove_requested():

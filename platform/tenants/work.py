@@ -19,15 +19,18 @@ NO_BROKER = (OperationalError, RedisError, OSError)
 logger = logging.getLogger(__name__)
 
 
-def send_task(name: str, *arguments: Any) -> None:
-    """Hand a task over. May block; raises kombu's OperationalError without a broker."""
+def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
+    """Hand a task over; workers drop one that is older than `expires` seconds.
+
+    May block; raises kombu's OperationalError without a broker.
+    """
     application = import_string(settings.QUIRE["CELERY_APP"])
-    application.send_task(name, args=arguments, ignore_result=True, retry=False)
+    application.send_task(name, args=arguments, expires=expires, retry=False)
 
 
-def hint(name: str, *arguments: Any) -> None:
+def hint(name: str, *arguments: Any, expires: float | None = None) -> None:
     """The same for work that workers find by themselves, too: without a broker they do it later."""
     try:
-        send_task(name, *arguments)
+        send_task(name, *arguments, expires=expires)
     except NO_BROKER as error:
         logger.warning("%s waits for the workers' next look: %s", name, error)

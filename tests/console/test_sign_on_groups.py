@@ -6,14 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import requests
 from allauth.socialaccount.models import SocialToken
 from django.contrib.sessions.models import Session
+from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
 from console import tasks
 from console.identity import groups
-from tenants import actions
+from tenants import actions, breaker
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.console.oidc_provider import Provider
@@ -36,6 +38,12 @@ def come(provider: Provider, **claims: Any) -> tuple[Client, ApiKey]:
     acme = Tenant.objects.get(slug="acme")
     made = actions.create_key(actor=User.objects.get(username="zoe"), tenant=acme)
     return client, made.key
+
+
+@pytest.fixture(autouse=True)
+def _a_worker_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, in this process."""
+    monkeypatch.setattr(groups, "hint", lambda name, pk, expires: tasks.check_user(pk))
 
 
 def minutes_pass() -> None:
@@ -115,6 +123,40 @@ def test_a_provider_that_is_away_takes_nothing(rows: None, offline: Provider) ->
     minutes_pass()
     assert (role_of("zoe"), client.get("/").status_code) == ("member", 200)
     assert SocialToken.objects.get().expires_at > timezone.now()
+
+
+def test_fault_70_a_provider_that_does_not_answer_is_left_in_peace_for_a_while(
+    rows: None, offline: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come(offline, groups=["devs"])
+    asked: list[Any] = []
+    plain = groups._refreshed
+
+    def silent(*_: Any) -> None:
+        asked.append(None)
+        raise requests.Timeout
+
+    monkeypatch.setattr(groups, "_refreshed", silent)
+    for _ in range(breaker.FAILURES + 3):
+        minutes_pass()
+    assert len(asked) == breaker.FAILURES
+    today(offline, groups=[])
+    monkeypatch.setattr(groups, "_refreshed", plain)
+    minutes_pass()
+    assert (role_of("zoe"), offline.asked) == ("member", 0)
+    cache.clear()  # as after ten minutes
+    minutes_pass()
+    assert role_of("zoe") is None
+
+
+def test_fault_70_what_is_wrong_with_one_person_opens_no_breaker(
+    rows: None, offline: Provider
+) -> None:
+    come(offline, groups=["devs"])
+    today(offline, sub="8")
+    for _ in range(breaker.FAILURES + 3):
+        minutes_pass()
+    assert offline.asked == breaker.FAILURES + 3
 
 
 def test_a_provider_that_speaks_of_somebody_else_changes_nothing(

@@ -20,7 +20,7 @@ SERVICE_KEYS = {
     "command", "ports", "healthcheck", "hostname",
 }  # fmt: skip
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
-OURS = ("migrate", "gateway", "replicas", "worker")
+OURS = ("migrate", "gateway", "replicas", "worker", "task-worker")
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_a_worker_that_is_told_to_end_does_so_before_who_told_it_loses_patience(
         worker.app, "worker_main", lambda _: worker.worker_shutting_down.send(sender="test")
     )
     try:
-        worker.Command()._work(beats=False)
+        worker.run_threads(["jobs"], beats=False)
     finally:
         worker.worker_shutting_down.disconnect(worker._end)
     assert told == [worker.ENDS_WITHIN_S]

@@ -6,17 +6,22 @@ import contextlib
 import json
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from django.core.cache import cache
 from django.db import connection
 from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from metering import actions, alerts, webhooks
+from metering.errors import RateLimited
 from metering.models import Budget, Webhook, WebhookDelivery
+from tenants import breaker
 from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
@@ -83,8 +88,16 @@ def test_two_addresses_that_are_set_at_once_leave_one_of_them(
     assert AuditEntry.objects.filter(action="webhook.set").count() == 2
 
 
+def deliver_due() -> int:
+    """What workers do when they look for what is due; how many events were taken."""
+    due = WebhookDelivery.objects.filter(next_try_at__lte=timezone.now()).order_by("pk")
+    tried = [webhooks.deliver(pk) for pk in list(due.values_list("pk", flat=True))]
+    return sum(row is not None and row.state == "delivered" for row in tried)
+
+
 def due_now() -> None:
-    """As if the pause before the next try were over."""
+    """As if the pauses before the next try were over."""
+    cache.clear()
     waiting = WebhookDelivery.objects.exclude(next_try_at=None)
     waiting.update(next_try_at=timezone.now())
 
@@ -102,8 +115,8 @@ def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     assert sorted(mail.to[0] for mail in mailoutbox) == ["admin@example.org", "owner@example.org"]
     assert "80 % of a budget of acme" in mailoutbox[0].subject
     assert alerts.send_alerts() == 0
-    assert webhooks.deliver_due() == 1
-    assert webhooks.deliver_due() == 0
+    assert deliver_due() == 1
+    assert deliver_due() == 0
     ((url, body, headers),) = receiver.got
     told = json.loads(body)
     assert (url, told["type"], told["percent"]) == ("https://x.example/in", "budget.alert", 80)
@@ -114,7 +127,7 @@ def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     earlier = of.created_at - timedelta(days=2)
     Budget.objects.update(alerted_for=earlier, webhook_for=earlier)
     assert alerts.send_alerts() == 1
-    assert (len(mailoutbox), webhooks.deliver_due()) == (4, 1)
+    assert (len(mailoutbox), deliver_due()) == (4, 1)
 
 
 def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
@@ -128,8 +141,8 @@ def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
         (2, 302, "waiting"),
         (3, 204, "delivered"),
     ):
-        webhooks.deliver_due()
-        webhooks.deliver_due()  # not before its time
+        deliver_due()
+        deliver_due()  # not before its time
         made.refresh_from_db()
         assert (made.attempts, made.status, made.state) == (attempts, status, state)
         due_now()
@@ -142,14 +155,14 @@ def test_an_event_is_given_up_in_the_end_and_may_be_sent_again(world: World, rec
     receiver.answers = [503] * 6
     made = actions.try_webhook(actor=world.admin, tenant=world.acme)
     for _ in range(9):
-        webhooks.deliver_due()
+        deliver_due()
         due_now()
     made.refresh_from_db()
     assert (made.attempts, made.state, len(receiver.got)) == (6, "failed", 6)
     with pytest.raises(PermissionDenied):
         actions.send_again(actor=world.member, delivery=made)
     actions.send_again(actor=world.owner, delivery=made)
-    assert webhooks.deliver_due() == 1
+    assert deliver_due() == 1
     made.refresh_from_db()
     with pytest.raises(Conflict):
         actions.send_again(actor=world.owner, delivery=made)
@@ -167,7 +180,7 @@ def test_two_workers_send_an_event_once(
         return 204
 
     monkeypatch.setattr(webhooks, "post", slow)
-    assert webhooks.deliver_due() == 1
+    assert deliver_due() == 1
     assert seen == [None]
 
 
@@ -175,7 +188,7 @@ def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, rec
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     made = actions.try_webhook(actor=world.admin, tenant=world.acme)
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
-    webhooks.deliver_due()
+    deliver_due()
     made.refresh_from_db()
     assert (made.state, receiver.got) == ("failed", [])
     assert "changed" in made.error
@@ -223,12 +236,12 @@ def test_fault_62_a_webhook_into_the_private_network_is_never_called(
         settings.QUIRE = private
         spend(world, budget(world, tokens=100), 100)
         assert alerts.send_alerts() == 1
-        assert webhooks.deliver_due() == 0
+        assert deliver_due() == 0
         assert asked == []
         assert "private network" in WebhookDelivery.objects.get().error
         due_now()
         settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
-        assert webhooks.deliver_due() == 1
+        assert deliver_due() == 1
         assert asked == ["/in"]
     finally:
         server.shutdown()
@@ -248,3 +261,134 @@ def test_admins_set_webhooks(world: World, who: str, refused: Any) -> None:
     actions.delete_webhook(actor=world.admin, tenant=world.acme)
     entries = AuditEntry.objects.filter(action__startswith="webhook.")
     assert entries.count() == 2
+
+
+def test_fault_70_an_address_that_fails_is_left_in_peace_for_a_while(
+    world: World, receiver: Any
+) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    for _ in range(20):
+        actions.try_webhook(actor=world.admin, tenant=world.acme)
+    receiver.answers = [503] * breaker.FAILURES
+    assert deliver_due() == 0
+    assert len(receiver.got) == breaker.FAILURES
+    assert deliver_due() == 0
+    assert len(receiver.got) == breaker.FAILURES
+    due_now()
+    assert deliver_due() == 20
+    # One that answers meanwhile begins the count anew.
+    for answer in (503, 503, 503, 503, 204, 503, 503, 503, 503, 204):
+        receiver.answers.append(answer)
+        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        deliver_due()
+    assert len(receiver.got) == breaker.FAILURES + 20 + 10
+
+
+def test_fault_70_a_pause_ends_by_itself_and_with_a_new_address(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "PAUSE_S", 0.2)
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    for _ in range(breaker.FAILURES + 1):
+        actions.try_webhook(actor=world.admin, tenant=world.acme)
+    receiver.answers = [503] * breaker.FAILURES
+    assert deliver_due() == 0
+    deadline = time.monotonic() + 30
+    while deliver_due() == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    monkeypatch.undo()
+    monkeypatch.setattr(webhooks, "post", receiver)
+    monkeypatch.setattr(webhooks, "hint", lambda *_: None)
+    receiver.answers = [503] * breaker.FAILURES
+    for _ in range(breaker.FAILURES):
+        actions.try_webhook(actor=world.admin, tenant=world.acme)
+    deliver_due()
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
+    actions.try_webhook(actor=world.admin, tenant=world.acme)
+    assert deliver_due() == 1
+
+
+def test_fault_70_a_tenant_has_a_bounded_number_of_events_waiting(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(webhooks, "MAX_WAITING", 3)
+    receiver.answers = [503] * 3
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    actions.set_webhook(actor=world.outsider, tenant=world.rival, url="https://z.example/in")
+    made = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(3)]
+    deliver_due()  # in vain: they wait for their next try
+    with pytest.raises(RateLimited, match="3 events wait"):
+        actions.try_webhook(actor=world.admin, tenant=world.acme)
+    # An alert is sent once there is room.
+    spend(world, budget(world, tokens=100), 100)
+    assert alerts.send_alerts() == 0
+    assert "an alert of acme waits: 3 events wait" in caplog.text
+    actions.try_webhook(actor=world.outsider, tenant=world.rival)  # another's has room
+    WebhookDelivery.objects.filter(pk=made[0].pk).update(next_try_at=None)
+    assert alerts.send_alerts() == 1
+    with pytest.raises(RateLimited):
+        actions.send_again(actor=world.owner, delivery=made[0])
+
+
+def test_fault_70_a_tenant_is_sent_one_event_at_a_time_and_all_in_the_end(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that meets another one leaves its event to it."""
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    made = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(4)]
+    hints: list[int] = []
+    monkeypatch.setattr(webhooks, "hint", lambda name, pk: hints.append(pk))
+    seen: list[Any] = []
+
+    def slow(*_: Any) -> int:
+        seen.extend(webhooks.deliver(each.pk) for each in made)
+        return 204
+
+    monkeypatch.setattr(webhooks, "post", slow)
+    webhooks.deliver(made[0].pk)
+    assert seen == [None] * 4
+    assert hints == [made[1].pk]
+    while hints:
+        webhooks.deliver(hints.pop())
+    assert {each.state for each in WebhookDelivery.objects.all()} == {"delivered"}
+
+
+def test_fault_70_each_tenant_with_something_due_gets_its_turn(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    actions.set_webhook(actor=world.outsider, tenant=world.rival, url="https://z.example/in")
+    first, *_ = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(50)]
+    other = actions.try_webhook(actor=world.outsider, tenant=world.rival)
+    hints: list[int] = []
+    monkeypatch.setattr(webhooks, "hint", lambda name, pk: hints.append(pk))
+    assert webhooks.deliver_due() == 2
+    assert hints == [first.pk, other.pk]
+
+
+def test_fault_70_a_try_that_is_ended_counts_as_a_failure_and_comes_again(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+
+    def ended(*_: Any) -> int:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(webhooks, "post", ended)
+    webhooks.deliver(made.pk)
+    made.refresh_from_db()
+    assert (made.state, made.attempts, made.error) == ("waiting", 1, "The try took too long.")
+    due_now()
+
+    def killed(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webhooks, "post", killed)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            webhooks.deliver(made.pk)
+        due_now()
+    made.refresh_from_db()
+    assert (made.state, made.attempts) == ("failed", 6)

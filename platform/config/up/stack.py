@@ -59,7 +59,7 @@ class Stack:
         self.redis: ManagedProcess | None = None
         self.disk_watch: DiskWatch | None = None
         self.gateways: Gateways | None = None
-        self.worker: KeptProcesses | None = None
+        self.workers: list[KeptProcesses] = []
         self.supervisor: Supervisor | None = None
         self.drainer: Drainer | None = None
         self.signals: list[int] = []
@@ -103,8 +103,8 @@ class Stack:
             self.gateways.tick()
             if self.gateways.broken:
                 raise StartFailed("The gateway exits at each start; its log above says why.")
-        if self.worker is not None:
-            self.worker.tick()
+        for kept in self.workers:
+            kept.tick()
         if self.supervisor is not None:
             self.supervisor.tick()
 
@@ -137,9 +137,9 @@ class Stack:
     # -- stop ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """The worker gives its work back; gateways let their streams end; then all they need."""
-        if self.worker is not None:
-            self.worker.stop(min(self.grace, WORKER_GRACE_S))
+        """Workers give their work back; gateways let their streams end; then all they need."""
+        for kept in self.workers:
+            kept.stop(min(self.grace, WORKER_GRACE_S))
         if self.gateways is not None:
             self.gateways.stop(self.grace)
         if self.supervisor is not None:
@@ -151,7 +151,8 @@ class Stack:
             self.redis.stop(grace=10)
         if self.disk_watch is not None:
             self.disk_watch.close()
-        self.worker = self.gateways = self.supervisor = self.drainer = self.redis = None
+        self.workers = []
+        self.gateways = self.supervisor = self.drainer = self.redis = None
 
     def _write_usage(self) -> None:
         """What is still in the spool."""
@@ -169,9 +170,10 @@ class Stack:
             logger.info("stopping; once more kills")
             return
         # A second time: no more patience with streams.
-        for kept in (self.worker, self.gateways):
-            if kept is not None:
-                kept.kill()
+        for kept in self.workers:
+            kept.kill()
+        if self.gateways is not None:
+            self.gateways.kill()
         if self.supervisor is not None:
             self.supervisor.kill()
 

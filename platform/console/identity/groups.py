@@ -18,9 +18,11 @@ from allauth.socialaccount.adapter import get_adapter
 from allauth.socialaccount.models import SocialAccount, SocialLogin, SocialToken
 from allauth.socialaccount.providers.oauth2.client import OAuth2Error
 from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOAuth2Adapter
+from celery.exceptions import SoftTimeLimitExceeded
 from cryptography.fernet import InvalidToken
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.dispatch import receiver
 from django.http import HttpRequest
 from django.utils import timezone
@@ -29,8 +31,10 @@ from engine.contract.errors import QuireError
 from tenants.actions.offboarding import end_sessions
 from tenants.actions.sign_on import SIGN_ON, sync_grants
 from tenants.audit import record
+from tenants.breaker import Breaker
 from tenants.models import User
 from tenants.shown_once import boxes
+from tenants.work import hint
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +46,13 @@ SESSION = timedelta(hours=12)
 #: The scope that gives refresh tokens that outlive the session at the provider.
 OFFLINE = "offline_access"
 PARTS = ("userinfo", "id_token")
-#: Of one person: nobody else is asked the later for it.
-_NO_ANSWER = (requests.RequestException, OAuth2Error, QuireError, ValueError, KeyError)
+CHECK = "console.check_user"
+#: How often workers look whose time has come.
+LOOK_EVERY_S = 60.0
+#: What is wrong with one person; the provider has answered.
+_ABOUT_ONE = (OAuth2Error, QuireError, ValueError, KeyError)
+#: A provider that doesn't answer is left in peace: its people keep what they have meanwhile.
+breaker = Breaker("identity")
 
 
 def groups_in(data: dict[str, Any]) -> set[str]:
@@ -79,17 +88,34 @@ def _bound_session(request: HttpRequest, user: User, **details: Any) -> None:
 
 
 def check_due() -> int:
-    """Ask for everybody whose time has come; how many that were. May block."""
-    asked = 0
-    for token in SocialToken.objects.filter(expires_at__lte=timezone.now()).order_by("expires_at"):
-        mine = SocialToken.objects.filter(pk=token.pk, expires_at=token.expires_at)
-        if mine.update(expires_at=timezone.now() + EVERY):  # else another worker asks
-            asked += 1
-            try:
-                _check(token)
-            except _NO_ANSWER as error:
-                logger.warning("The provider couldn't say who %s is: %s", token.account.user, error)
-    return asked
+    """Have workers ask for everybody whose time has come; how many that are."""
+    due = [] if breaker.is_open else list(_due().values_list("pk", flat=True))
+    for pk in due:
+        hint(CHECK, pk, expires=LOOK_EVERY_S)
+    return len(due)
+
+
+def check_user(pk: int) -> None:
+    """Ask for the person of a token, if their time has come and the provider answers. May block."""
+    token = _due().filter(pk=pk).first()
+    if token is None or breaker.is_open:
+        return
+    mine = SocialToken.objects.filter(pk=pk, expires_at=token.expires_at)
+    if not mine.update(expires_at=timezone.now() + EVERY):  # another worker asks
+        return
+    breaker.attempt()
+    try:
+        _check(token)
+    except (requests.RequestException, SoftTimeLimitExceeded) as error:
+        logger.warning("The provider couldn't say who %s is: %r", token.account.user, error)
+        return
+    except _ABOUT_ONE as error:
+        logger.warning("The provider couldn't say who %s is: %s", token.account.user, error)
+    breaker.succeed()
+
+
+def _due() -> QuerySet[SocialToken]:
+    return SocialToken.objects.filter(expires_at__lte=timezone.now()).order_by("expires_at")
 
 
 def _check(token: SocialToken) -> None:

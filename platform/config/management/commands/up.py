@@ -32,7 +32,7 @@ from config.up.server_flags import (
     use_server_flags,
 )
 from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
-from config.up.workers import kept_workers
+from config.up.workers import kept_task_worker, kept_workers
 from engine.contract.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
@@ -86,7 +86,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "--no-worker",
             action="store_true",
-            help="start no worker: batches and background responses wait",
+            help="start no worker: batches, background responses, mails and webhooks wait",
         )
         parser.add_argument(
             "--asgi-server",
@@ -170,7 +170,7 @@ class Command(QuireCommand):
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             # A start takes seconds. Who has several of the others wants none of them missed.
             several = options["workers"] > 1 or model.num_replicas > 1
-            stack.worker = kept_workers(2 if several else 1)
+            stack.workers = [kept_workers(2 if several else 1), kept_task_worker()]
             stack.run_while(lambda: still_checked(modules))
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)

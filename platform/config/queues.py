@@ -1,0 +1,43 @@
+"""Celery's queues: which task goes into which, and how long it may take there.
+
+A queue has workers or processes of its own, so what hangs in one holds up nobody in another.
+"""
+
+from __future__ import annotations
+
+#: Served by threads of one process. What runs here returns at once or soon; batches, background
+#: responses and adapters' checks run beside these threads.
+THREAD_QUEUES = ("jobs", "periodic")
+THREADS = 4
+#: Served by child processes, so many a queue: a task that takes too long is ended with its process.
+PROCESS_QUEUES = {"delivery": 2, "identity": 1, "maintenance": 2}
+
+ROUTES = {
+    "inference.run": {"queue": "jobs"},
+    "adapters.check": {"queue": "jobs"},
+    "history.write": {"queue": "periodic"},
+    "inference.sweep": {"queue": "periodic"},
+    "adapters.sweep": {"queue": "periodic"},
+    "adapters.pins": {"queue": "periodic"},
+    "metering.alerts": {"queue": "periodic"},
+    "metering.deliver": {"queue": "delivery"},
+    "metering.deliveries": {"queue": "delivery"},
+    "config.send_mail": {"queue": "delivery"},
+    "console.sign_on": {"queue": "identity"},
+    "console.check_user": {"queue": "identity"},
+    "metering.retention": {"queue": "maintenance"},
+    "metering.check_sums": {"queue": "maintenance"},
+    "history.forget": {"queue": "maintenance"},
+    "tenants.erase": {"queue": "maintenance"},
+    "tenants.erasures": {"queue": "maintenance"},
+    "inference.expire": {"queue": "maintenance"},
+}
+#: Seconds: at the first a task gets SoftTimeLimitExceeded, at the second its process is killed.
+#: What is sent out has timeouts of its own below the first.
+TIME_LIMITS = {"delivery": (15, 20), "identity": (15, 20), "maintenance": (900, 960)}
+
+ANNOTATIONS = {
+    name: dict(zip(("soft_time_limit", "time_limit"), TIME_LIMITS[route["queue"]], strict=True))
+    for name, route in ROUTES.items()
+    if route["queue"] in TIME_LIMITS
+}

@@ -1,0 +1,283 @@
+"""Real workers: what hangs in one queue holds up no other, and what takes too long ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from config import queues
+from config.celery import app
+from tests.inference import live
+from tests.inference.batches.conftest import as_lines, request_line
+
+WORKER = [sys.executable, "manage.py", "worker"]
+TASK_WORKER = [*WORKER, "--queues", "delivery,identity,maintenance"]
+EVENTS = 600
+
+#: In the installation: a tenant whose webhook never answers, with many events, people whom the
+#: identity provider is to be asked for, and what shall go on.
+_SET_UP = """
+import django, sys
+django.setup()
+from types import SimpleNamespace
+from allauth.socialaccount.models import SocialAccount, SocialToken
+from django.core.mail import send_mail
+from django.utils import timezone
+from console.identity import groups
+from metering import actions
+from tenants import actions as tenant_actions
+from tenants.actors import SYSTEM
+from tenants.models import Tenant, User
+from tenants.work import send_task
+from tests.platform.budgets import budget, spend
+
+what, address = sys.argv[1:]
+if what == "tarpits":
+    slow = tenant_actions.create_tenant(actor=SYSTEM, name="Slow")
+    actions.set_webhook(actor=SYSTEM, tenant=slow, url=address)
+    for number in range(EVENTS):
+        actions.try_webhook(actor=SYSTEM, tenant=slow)
+    sealed = groups._box().encrypt(b"a token").decode()
+    for number in range(50):
+        user = User.objects.create(username=f"u{number}")
+        account = SocialAccount.objects.create(user=user, provider="sso", uid=str(number))
+        SocialToken.objects.create(
+            account=account, token="", token_secret=sealed, expires_at=timezone.now()
+        )
+    send_task("console.sign_on")
+else:
+    live = Tenant.objects.get(name="Live")
+    actions.set_webhook(actor=SYSTEM, tenant=live, url=address)
+    world = SimpleNamespace(acme=live, key=live.api_keys.first())
+    spend(world, budget(world, tokens=1_000_000), 900_000)
+    send_task("metering.alerts")
+    send_mail("Join", "Hello", None, ["ada@example.org"])
+    gone = tenant_actions.create_tenant(actor=SYSTEM, name="Gone")
+    tenant_actions.erase_tenant(actor=SYSTEM, tenant=gone, confirm=gone.slug)
+""".replace("EVENTS", str(EVENTS))
+
+
+class Server:
+    """Accepts connections; `answer` speaks with each, in a thread of its own, or never does."""
+
+    def __init__(self, answer: Callable[[socket.socket, list[str]], None] | None = None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._answer = answer
+        self.connections: list[socket.socket] = []
+        self.got: list[str] = []
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/in"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            self.connections.append(connection)
+            if self._answer is not None:
+                threading.Thread(target=self._answer, args=(connection, self.got)).start()
+
+    def close(self) -> None:
+        """Stop listening, and hang up."""
+        for each in (self._listener, *self.connections):
+            each.close()
+
+
+def webhook(connection: socket.socket, got: list[str]) -> None:
+    """Takes an event."""
+    with connection, connection.makefile("rb") as lines:
+        length = 0
+        while (line := lines.readline().strip().lower()) != b"":
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        got.append(json.loads(lines.read(length))["type"])
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+def smtp(connection: socket.socket, got: list[str]) -> None:
+    """Takes a mail."""
+    with connection, connection.makefile("rb") as lines:
+        connection.sendall(b"220 here\r\n")
+        while line := lines.readline().strip().upper():
+            if line == b"DATA":
+                connection.sendall(b"354 go on\r\n")
+                while (text := lines.readline().strip()) != b".":
+                    if text.startswith(b"Subject: "):
+                        got.append(text.removeprefix(b"Subject: ").decode())
+            connection.sendall(b"221 bye\r\n" if line == b"QUIT" else b"250 ok\r\n")
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def shell(of: live.Instance, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], env=of.environment, cwd=live.ROOT, check=True, text=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return done.stdout
+
+
+@contextmanager
+def closing(server: Server) -> Iterator[Server]:
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_fault_70_who_never_answers_holds_nobody_else_up(short_tmp: Path) -> None:
+    folder = short_tmp / "queues"
+    folder.mkdir()
+    with ExitStack() as stack:
+        tarpit, provider = (stack.enter_context(closing(Server())) for _ in range(2))
+        hook, mails = (stack.enter_context(closing(Server(each))) for each in (webhook, smtp))
+        of = stack.enter_context(live.instance(folder))
+        of.environment |= {
+            "QUIRE_EGRESS_NETWORKS": "127.0.0.0/8",
+            "QUIRE_SMTP_URL": f"smtp://127.0.0.1:{mails.port}",
+            "QUIRE_MAIL_FROM": "quire@example.org",
+            "QUIRE_OIDC_ISSUER": f"http://127.0.0.1:{provider.port}",
+            "QUIRE_OIDC_CLIENT_ID": "quire",
+            "QUIRE_OIDC_CLIENT_SECRET": "a secret",
+        }
+        stack.enter_context(live.replica(of, "tests.fakes.fake_replica"))
+        port, _ = stack.enter_context(live.gateway(of, "uvicorn"))
+        for command in (WORKER, TASK_WORKER):
+            stack.enter_context(live.process(command, of.environment))
+        shell(of, "-c", _SET_UP, "tarpits", tarpit.url)
+        until(lambda: tarpit.connections and provider.connections)
+        shell(of, "-c", _SET_UP, "others", hook.url)
+        client = stack.enter_context(
+            openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=of.key, max_retries=0)
+        )
+        lines = as_lines([request_line(n, body={"model": "m", "max_tokens": 5}) for n in range(4)])
+        file = client.files.create(file=("in.jsonl", lines), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        until(lambda: hook.got == ["budget.alert"])
+        until(lambda: "Join" in mails.got)
+        erased = "from tenants.models import *; print(Tenant.objects.filter(name='Erased').count())"
+        until(lambda: shell(of, "manage.py", "shell", "-v", "0", "-c", erased).strip() == "1")
+        waiting = (
+            "from metering.models import *; "
+            "print(WebhookDelivery.objects.filter(tenant__name='Slow', next_try_at__isnull=False)"
+            ".count(), WebhookDelivery.objects.filter(attempts__gt=0, delivered_at=None).count())"
+        )
+        count, tried = map(int, shell(of, "manage.py", "shell", "-v", "0", "-c", waiting).split())
+        assert count == EVENTS
+        assert tried <= 5  # and the breaker is open by then
+
+
+@pytest.fixture
+def task_worker(short_tmp: Path) -> Iterator[tuple[live.Instance, subprocess.Popen[bytes]]]:
+    """One for the maintenance queue, with a task of the test's own and short limits."""
+    folder = short_tmp / f"limits{time.monotonic_ns()}"
+    folder.mkdir()
+    with live.instance(folder) as of:
+        of.environment["CELERY_IMPORTS"] = "tests.platform.test_worker_queues"
+        yield of, None  # type: ignore[misc]
+
+
+#: A worker of one queue with one process, whose tasks hang: they heed the first limit, or nothing.
+_HANGS = """
+import os, sys, time
+from config import queues
+queues.PROCESS_QUEUES["maintenance"] = 1
+queues.ANNOTATIONS["metering.retention"] = {"soft_time_limit": 1, "time_limit": 2}
+queues.ANNOTATIONS["metering.check_sums"] = {}
+import django
+django.setup()
+from celery.exceptions import SoftTimeLimitExceeded
+from django.core.management import call_command
+from metering import tasks
+
+def hang():
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    while True:
+        try:
+            time.sleep(600)
+        except SoftTimeLimitExceeded:
+            if sys.argv[2] == "heeds":
+                raise
+
+tasks.remove_old_entries = tasks.check_days = hang
+call_command("worker", queues="maintenance,identity")
+"""
+_SEND = """
+import django, sys
+django.setup()
+from tenants.work import send_task
+for name in sys.argv[1:]:
+    send_task(name)
+"""
+
+
+@pytest.mark.parametrize(("how", "processes"), [("heeds", 1), ("ignores", 3)])
+def test_fault_70_a_time_limit_ends_a_task_and_the_next_one_runs(
+    short_tmp: Path, how: str, processes: int
+) -> None:
+    folder, began = short_tmp / how, short_tmp / f"{how}-began"
+    folder.mkdir()
+    with live.instance(folder) as of:
+        shell(of, "-c", _SEND, *["metering.retention"] * 3)
+        command = [sys.executable, "-c", _HANGS, str(began), how]
+        with live.process(command, of.environment):
+            until(lambda: began.exists() and len(began.read_text().split()) == 3)
+            assert len(set(began.read_text().split())) == processes
+
+
+def test_fault_70_a_worker_that_is_told_to_end_takes_what_hangs_along(short_tmp: Path) -> None:
+    folder, began = short_tmp / "ends", short_tmp / "ends-began"
+    folder.mkdir()
+    with live.instance(folder) as of:
+        shell(of, "-c", _SEND, "metering.check_sums")
+        command = [sys.executable, "-c", _HANGS, str(began), "ignores"]
+        with live.process(command, of.environment) as worker:
+            until(lambda: began.exists() and began.read_text().split())
+            pid = int(began.read_text())
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(60)
+            until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_each_task_has_a_queue_and_what_may_hang_has_limits() -> None:
+    app.loader.import_default_modules()
+    tasks = {name for name in app.tasks if not name.startswith("celery.")}
+    assert tasks == set(queues.ROUTES)
+    used = {route["queue"] for route in queues.ROUTES.values()}
+    assert used == {*queues.THREAD_QUEUES, *queues.PROCESS_QUEUES}
+    for name in tasks:
+        task = app.tasks[name]
+        assert (task.time_limit is not None) == (
+            queues.ROUTES[name]["queue"] in queues.PROCESS_QUEUES
+        ), name
+
+
+@pytest.mark.parametrize("given", ["", "jobs,delivery", "mails"])
+def test_a_worker_takes_queues_that_there_are_and_one_kind_of_them(given: str) -> None:
+    with pytest.raises(CommandError, match=f"got '{given}'"):
+        call_command("worker", queues=given)
