@@ -28,6 +28,7 @@ ROUTES = {
     "metering.retention": {"queue": "maintenance"},
     "metering.check_sums": {"queue": "maintenance"},
     "history.forget": {"queue": "maintenance"},
+    "tenants.audit_retention": {"queue": "maintenance"},
     "tenants.erase": {"queue": "maintenance"},
     "tenants.erasures": {"queue": "maintenance"},
     "inference.expire": {"queue": "maintenance"},

@@ -92,6 +92,8 @@ QUIRE = {
     "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
     # What the answers kept for one tenant's idempotency keys may take in Redis.
     "TENANT_IDEMPOTENCY_BYTES": env.integer("QUIRE_TENANT_IDEMPOTENCY_BYTES", 16 * 1024**2),
+    # Days that the audit log keeps what isn't routine; 0 is for ever.
+    "AUDIT_DAYS": env.integer("QUIRE_AUDIT_DAYS", 730, high=36_500),
     # Days that a response is kept for `previous_response_id`; 0 is for ever.
     "RESPONSE_DAYS": env.integer("QUIRE_RESPONSE_DAYS", 30, high=36_500),
     # A worker that is silent for so long has lost its work to another.

@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_TENANT_ADAPTER_BYTES": "Of all of a tenant's adapters; 0: no limit.",
         "QUIRE_TENANT_IDEMPOTENCY_BYTES": "Answers kept for one tenant's idempotency keys.",
         "QUIRE_TENANT_STORED_CHARS": "A tenant's stored answers, in characters; 0: no limit.",
+        "QUIRE_AUDIT_DAYS": "That the audit log keeps a row that isn't routine; 0: for ever.",
         "QUIRE_RESPONSE_DAYS": "That a response is kept; 0: for ever.",
         "QUIRE_EGRESS_NETWORKS": "Private networks that webhooks may reach all the same.",
     },

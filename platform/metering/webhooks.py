@@ -29,6 +29,7 @@ from metering.errors import RateLimited
 from metering.models import Webhook, WebhookDelivery
 from metering.models.webhook_delivery import PAUSES
 from metering.redis_clients import key, sync_client
+from metering.retention import remove_rows
 from tenants.breaker import Breaker
 from tenants.egress import post
 from tenants.models import Tenant
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 DELIVER = "metering.deliver"
 #: The log of a tenant's deliveries goes back so far.
 KEEP = timedelta(days=30)
+#: and has the newest so many.
+MAX_LOGGED = 10_000
 #: Events of one tenant that may wait to be sent.
 MAX_WAITING = 1000
 #: A tenant's lock is free again after so long, whatever became of its holder: longer than a task of
@@ -140,8 +143,14 @@ def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
 
 def forget_old() -> int:
     """Shorten the log; how many rows went."""
-    old = WebhookDelivery.objects.filter(next_try_at=None, created_at__lt=timezone.now() - KEEP)
-    return old.delete()[0]
+    settled = WebhookDelivery.objects.filter(next_try_at=None)
+    removed = remove_rows(settled.filter(created_at__lt=timezone.now() - KEEP))
+    for tenant_id in Webhook.objects.values_list("tenant", flat=True):
+        rows = settled.filter(tenant=tenant_id)
+        newest = rows.order_by("-pk").values_list("pk", flat=True)
+        if last := newest[MAX_LOGGED : MAX_LOGGED + 1]:
+            removed += remove_rows(rows.filter(pk__lte=last[0]))
+    return removed
 
 
 def _send(row: WebhookDelivery, hook: Webhook) -> None:

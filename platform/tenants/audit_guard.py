@@ -1,12 +1,16 @@
 """Triggers that keep the audit log as it was written, whoever talks to the database.
 
 The model refuses changes in Python; these refuse what goes past it. They are made after every
-`migrate`, because SQLite drops a table's triggers whenever Django rebuilds the table.
+`migrate`, because SQLite drops a table's triggers whenever Django rebuilds the table. Only the
+log's own retention (`tenants.audit_retention`) may delete, in transactions that say so.
 """
 
 from __future__ import annotations
 
-from django.db import connections
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tenants.models import AuditEntry
@@ -23,7 +27,8 @@ _SQLITE = [
 ]
 _POSTGRESQL = [
     "CREATE OR REPLACE FUNCTION audit_stays() RETURNS trigger LANGUAGE plpgsql AS "
-    f"$$ BEGIN RAISE EXCEPTION '{SAYS}'; END $$",
+    "$$ BEGIN IF TG_OP = 'DELETE' AND current_setting('quire.audit_retention', true) = 'on' "
+    f"THEN RETURN OLD; END IF; RAISE EXCEPTION '{SAYS}'; END $$",
     "CREATE OR REPLACE TRIGGER audit_no_change BEFORE UPDATE OR DELETE ON "
     f"{TABLE} FOR EACH ROW EXECUTE FUNCTION audit_stays()",
     "CREATE OR REPLACE TRIGGER audit_no_truncate BEFORE TRUNCATE ON "
@@ -37,6 +42,13 @@ _LIFT = {
     ],
 }
 _GUARD = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL}
+#: Around deletions of one transaction. SQLite has no variables, but one writer at a time: nobody
+#: else deletes while the trigger is away, and a transaction that fails brings it back.
+_BEGIN = {
+    "sqlite": "DROP TRIGGER audit_no_delete",
+    "postgresql": "SET LOCAL quire.audit_retention = 'on'",
+}
+_END = {"sqlite": _SQLITE[1], "postgresql": "SET LOCAL quire.audit_retention = 'off'"}
 
 
 def guards(vendor: str) -> list[str]:
@@ -56,3 +68,13 @@ def guard_audit_log(using: str) -> None:
         if TABLE in connection.introspection.table_names(cursor):
             for statement in guards(connection.vendor):
                 cursor.execute(statement)
+
+
+@contextmanager
+def deletions_allowed(using: str) -> Iterator[None]:
+    """A transaction that may delete audit rows, for the retention of the log alone."""
+    connection = connections[using]
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        cursor.execute(_BEGIN[connection.vendor])
+        yield
+        cursor.execute(_END[connection.vendor])

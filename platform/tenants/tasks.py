@@ -6,6 +6,7 @@ import logging
 
 from celery import shared_task
 
+from tenants import audit_retention
 from tenants.actions.erasure import ERASE, remove_data, remove_requested
 from tenants.models import Tenant
 
@@ -25,3 +26,10 @@ def erasures() -> None:
     """The same for tenants whose worker died, and for what came in late."""
     if removed := remove_requested():
         logger.info("removed %d rows of erased tenants", removed)
+
+
+@shared_task(name="tenants.audit_retention")
+def remove_old_audit() -> None:
+    """Remove rows of the audit log that are kept no longer."""
+    if removed := audit_retention.remove_old():
+        logger.info("removed %d rows of the audit log", removed)

@@ -37,7 +37,7 @@ class AuditQuerySet(models.QuerySet):
 
 
 class AuditEntry(models.Model):
-    """Who did what to what, when. There is no way to change or delete one.
+    """Who did what to what, when. None can be changed, or deleted but by `tenants.audit_retention`.
 
     `details["changes"]` holds `{field: [before, after]}`. Actor and key are no constraints: what
     they did stays, under their ids, whatever becomes of them.

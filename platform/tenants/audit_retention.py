@@ -1,0 +1,55 @@
+"""How long the audit log keeps its rows, so that nobody fills it without end.
+
+What keys and people do with files, batches and conversations by the thousand is routine, and goes
+first. All else says who may do what, and is kept longer.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import router
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from tenants.audit_guard import deletions_allowed
+from tenants.models import AuditEntry, Tenant
+
+ROUTINE = (
+    *("file.create", "file.delete", "upload.create", "upload.cancel"),
+    *("batch.create", "batch.cancel", "batch.delete"),
+    *("conversation.create", "conversation.update", "conversation.delete"),
+    *("item_conversation.create", "item_conversation.update", "item_conversation.delete"),
+    *("item_conversation.delete_item",),
+)
+#: Routine rows are kept for so long,
+ROUTINE_DAYS = 30
+#: and of one tenant the newest so many: some 50 MB.
+MAX_ROUTINE = 100_000
+#: Rows of one transaction: nobody who writes waits for long behind it.
+PAGE = 5000
+
+
+def remove_old() -> int:
+    """Remove rows that are kept no longer; how many."""
+    routine = AuditEntry.objects.filter(action__in=ROUTINE)
+    removed = _remove(routine.filter(at__lt=timezone.now() - timedelta(days=ROUTINE_DAYS)))
+    for tenant_id in Tenant.objects.values_list("pk", flat=True):
+        rows = routine.filter(tenant_id=tenant_id)
+        newest = rows.order_by("-pk").values_list("pk", flat=True)
+        if last := newest[MAX_ROUTINE : MAX_ROUTINE + 1]:
+            removed += _remove(rows.filter(pk__lte=last[0]))
+    if days := settings.QUIRE["AUDIT_DAYS"]:
+        before = timezone.now() - timedelta(days=days)
+        removed += _remove(AuditEntry.objects.filter(at__lt=before))
+    return removed
+
+
+def _remove(rows: QuerySet[AuditEntry]) -> int:
+    """Delete them in pages, the oldest first."""
+    using, removed = router.db_for_write(AuditEntry), 0
+    while page := list(rows.order_by("pk").values_list("pk", flat=True)[:PAGE]):
+        with deletions_allowed(using):
+            removed += rows.filter(pk__lte=page[-1]).order_by()._raw_delete(using)
+    return removed
