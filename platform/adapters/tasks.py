@@ -1,5 +1,5 @@
 """Celery's tasks of this app. A check takes long, so it runs in a thread of its own, one at a time:
-Celery's two threads stay free for the rest.
+the worker's threads stay free for the rest.
 """
 
 from __future__ import annotations
