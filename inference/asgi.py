@@ -102,7 +102,6 @@ class GatewayHandler(ASGIHandler):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; return when the response is sent or the client is gone."""
-        set_script_prefix(scope.get("root_path", "") or "/")
         try:
             if is_upload(scope, gateway_path(scope)):
                 body: IO[bytes] = await read_upload(scope, receive)
@@ -309,6 +308,7 @@ def http_application(django_application: Application) -> Application:
     gateway, pages = GatewayHandler(), BoundedBodies(django_application)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        set_script_prefix(scope.get("root_path", "") or "/")
         of_api, exchange = is_gateway_path(scope), Exchange(scope, send)
         try:
             if of_api:

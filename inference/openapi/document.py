@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 
@@ -38,6 +39,8 @@ def document() -> dict[str, Any]:
     except FileNotFoundError:
         return generate()
     kept["info"]["version"] = version()
+    if root := settings.FORCE_SCRIPT_NAME:
+        kept["servers"] = [{"url": root}]
     return kept
 
 

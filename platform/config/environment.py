@@ -6,6 +6,7 @@ What is read is remembered, with its default: `config.in_force` shows it to oper
 import ipaddress
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 #: Names of variables that flags of a command line have set, for the processes that it starts.
 FROM_FLAGS = "QUIRE_FROM_FLAGS"
 T = TypeVar("T")
+#: Segments without "." and "..", and none that is empty: "//host" would lead to another one.
+ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,14 @@ def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
 def text(name: str, default: str) -> str:
     """Some text; set but empty counts as unset."""
     return _noted(name, os.environ.get(name, "").strip() or default, default)
+
+
+def root_path(name: str) -> str:
+    """A path such as "/quire", or "". Raises ImproperlyConfigured for anything else."""
+    path = os.environ.get(name, "").strip()
+    if not ROOT_PATH.fullmatch(path):
+        raise ImproperlyConfigured(f"{name} must be a path such as /quire, got {path!r}.")
+    return _noted(name, path, "")
 
 
 def words(name: str, default: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
 at the end), `ssl_certfile` and `ssl_keyfile` (files, or null); perhaps `ssl_ca_certs`,
-`ssl_cert_reqs`, `ssl_ciphers`, `root_path`, `middleware` (paths of classes).
+`ssl_cert_reqs`, `ssl_ciphers`, `middleware` (paths of classes).
 """
 
 import gc
@@ -35,11 +35,8 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     from config import asgi
     from config.bounded_connections import BoundedConnectionsProtocol
 
-    application = _wrapped(asgi.application, options)
-    if root := options.get("root_path", ""):
-        application = _below(root, application)
     config = uvicorn.Config(
-        application,
+        _wrapped(asgi.application, options),
         http=BoundedConnectionsProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
@@ -55,7 +52,6 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         ssl_ca_certs=options.get("ssl_ca_certs"),
         ssl_cert_reqs=options.get("ssl_cert_reqs", ssl.CERT_NONE),
         ssl_ciphers=options.get("ssl_ciphers", "TLSv1"),
-        root_path=root,
     )
     uvicorn.Server(config).run(sockets=listeners(listener))
 
@@ -80,31 +76,34 @@ def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
         server_name="",
         signal_handlers=True,
         websocket_timeout=-1,
-        root_path=options.get("root_path", ""),
         proxy_forwarded_address_header="X-Forwarded-For" if _behind_proxy() else None,
     ).run()
 
 
 def _wrapped(application: Any, options: dict[str, Any]) -> Any:
     """The application inside of the operator's middleware, the first one outermost."""
+    from django.conf import settings
     from django.utils.module_loading import import_string
 
     for path in reversed(options.get("middleware", [])):
         application = import_string(path)(application)
-    return application
+    root = settings.FORCE_SCRIPT_NAME
+    return _below(root, application) if root else application
 
 
 def _below(root: str, application: Any) -> Any:
-    """The application for a proxy that takes `root` away, as uvicorn expects, and for requests that
-    come with it: vLLM's servers answer both.
+    """The application below `root`, whether the proxy takes that away or passes it on: either way
+    `path` begins with it, as ASGI has it, which not all servers do.
     """
-    twice = f"{root}{root}/"
+    raw_root = root.encode("ascii")
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
-        if scope.get("path", "").startswith(twice):
-            scope = dict(scope, path=scope["path"].removeprefix(root))
-            if raw := scope.get("raw_path"):
-                scope["raw_path"] = raw.removeprefix(root.encode())
+        if (path := scope.get("path")) is not None:
+            scope = dict(scope, root_path=root)
+            if path != root and not path.startswith(f"{root}/"):
+                scope["path"] = root + path
+                if raw := scope.get("raw_path"):
+                    scope["raw_path"] = raw_root + raw
         await application(scope, receive, send)
 
     return mounted

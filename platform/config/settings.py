@@ -26,6 +26,8 @@ SECRET_KEY = env.secret("QUIRE_SECRET_KEY") or secret_key(DATA_DIR)
 SECRET_KEY_FALLBACKS = env.words("QUIRE_SECRET_KEY_FALLBACKS", [])
 ALLOWED_HOSTS = env.words("QUIRE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.words("QUIRE_TRUSTED_ORIGINS", [])
+# Where below its host a proxy serves Quire, such as "/quire"; --root-path sets it.
+FORCE_SCRIPT_NAME = env.root_path("QUIRE_ROOT_PATH")
 
 DATABASE_URL = env.text("DATABASE_URL", "")
 if not DATABASE_URL:
@@ -166,7 +168,7 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
-# Names, not paths: a proxy may have mounted Quire elsewhere (--root-path).
+# Names, not paths: a proxy may serve Quire below one.
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "playground"
 
@@ -277,7 +279,7 @@ USE_TZ = True
 FORMAT_MODULE_PATH = "config.formats"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-STATIC_URL = "/static/"
+STATIC_URL = f"{FORCE_SCRIPT_NAME}/static/"
 STATIC_ROOT = env.folder("QUIRE_STATIC_ROOT", BASE_DIR / "staticfiles")
 # Served from the apps' own folders: a fresh clone shows its admin without `collectstatic`.
 SERVESTATIC_USE_FINDERS = True
@@ -298,6 +300,7 @@ if TLS == "proxy":
 # Log-in, second factors, single sign-on: `config.identity` reads what may be set.
 globals().update(identity_settings(secure=TLS != "off"))
 SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_PATH = CSRF_COOKIE_PATH = FORCE_SCRIPT_NAME or "/"
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Instances on other ports of one host share its cookies: their names keep them apart.
 SESSION_COOKIE_NAME = env.text("QUIRE_SESSION_COOKIE", "quire_session")

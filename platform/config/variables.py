@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "The web": {
         "QUIRE_ALLOWED_HOSTS": "Names that pages answer to.",
         "QUIRE_TRUSTED_ORIGINS": "Origins that may post forms, where a proxy changes the host.",
+        "QUIRE_ROOT_PATH": "Path below which a proxy serves Quire, such as /quire.",
         "QUIRE_TLS": "off; proxy: one speaks TLS before Quire; direct: Quire does.",
         "QUIRE_HSTS_SECONDS": "How long browsers insist on TLS.",
         "QUIRE_HSTS_SUBDOMAINS": "The same for names below.",

@@ -25,6 +25,7 @@ from adapters.room import most_of_tenant, used
 from adapters.usage import DAYS, access_request, usage_of
 from catalog.access import access_served_models
 from console.api import json_view
+from console.mounting import mounted
 from console.replicas import live_replicas
 from console.residency import residency
 from console.tenancy import first_tenant, named_tenant, tenant_context
@@ -358,7 +359,7 @@ def _one(
         "use": use,
         "may_change": may_change,
         "may_check": context["may_add"] if found.tenant is not None else context["operator"],
-        "base_url": request.build_absolute_uri("/v1"),
+        "base_url": request.build_absolute_uri(mounted("/v1")),
     }
     status = error.status if error else 200
     return render(request, "console/adapter.html", context, status=status)

@@ -6,6 +6,7 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from console.mounting import mounted
 from console.sampling_fields import GROUPS
 
 #: Where `inference.routing` has the playground's WebSocket.
@@ -24,5 +25,5 @@ STARTERS = (
 @login_required
 def playground(request: HttpRequest) -> HttpResponse:
     """Chat with a model over a WebSocket."""
-    context = {"groups": GROUPS, "socket_path": SOCKET_PATH, "starters": STARTERS}
+    context = {"groups": GROUPS, "socket_path": mounted(SOCKET_PATH), "starters": STARTERS}
     return render(request, "console/playground.html", context)

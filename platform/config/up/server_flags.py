@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from config.environment import note_flags
+from config.environment import ROOT_PATH, note_flags
 from config.up.adapters import given_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.tracing import check_endpoint
@@ -191,9 +191,11 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
             raise CommandError(f"--middleware {path} can't be imported: {error}") from error
         if not callable(found):
             raise CommandError(f"--middleware {path} is no class and no function.")
-    root = options["root_path"]
-    if root and (not root.startswith("/") or root.endswith("/")):
-        raise CommandError("--root-path must begin with / and not end with one.")
+    if not ROOT_PATH.fullmatch(options["root_path"] or ""):
+        raise CommandError(
+            "--root-path must begin with / and not end with one, with letters, digits, '.', '_', "
+            "'~' and '-' between."
+        )
     if (options["ssl_ca_certs"] or options["ssl_cert_reqs"]) and not options["ssl_certfile"]:
         raise CommandError("Clients' certificates need --ssl-certfile and --ssl-keyfile.")
     if options["ssl_cert_reqs"] and not options["ssl_ca_certs"]:
@@ -215,6 +217,7 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
     """What the gateways' environment must say. Raises `CommandError` for a list that is none."""
     found = {
+        "QUIRE_ROOT_PATH": options["root_path"],
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
         "QUIRE_RESPONSE_ROLE": options["response_role"],
         "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": _template_kwargs(options),
@@ -275,5 +278,5 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
 
 def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `config.serve` must know of them."""
-    names = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "root_path", "middleware")
+    names = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "middleware")
     return {name: options[name] for name in names if options[name]}

@@ -30,18 +30,18 @@ class IdentityMiddleware:
         """Send whoever lacks a second factor to where they set one up."""
         user = request.user
         if (
-            not request.path.startswith(OPEN)
+            not request.path_info.startswith(OPEN)
             and user.is_authenticated
             and lacks_second_factor(user)
         ):
-            if request.path.startswith(("/api/", "/console/api/")):
-                text = "Your role asks for a second factor: set one up at /account/2fa/."
+            if request.path_info.startswith(("/api/", "/console/api/")):
+                text = f"Your role asks for a second factor: set one up at {reverse('mfa_index')}."
                 return error_response(PermissionDenied(text, code="second_factor_required"))
             return redirect(f"{reverse('mfa_index')}?required=yes")
         response = self.get_response(request)
         if (wait := AGAIN_S.get(response.status_code)) is not None:
             response.setdefault("Retry-After", str(wait))
-        if request.path.startswith("/account/"):
+        if request.path_info.startswith("/account/"):
             add_never_cache_headers(response)
         return response
 

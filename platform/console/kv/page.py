@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from console.isolation import generates, may_prove
 from console.kv.access import access_watched
+from console.mounting import mounted
 from console.tenancy import named_tenant, tenant_context
 from engine.contract.errors import QuireError
 from tenants.actors import as_actor
@@ -27,7 +28,7 @@ def kv_map(request: HttpRequest) -> HttpResponse:
     """Every block of a replica; its frames come over a socket."""
     user: Any = request.user
     operator = as_actor(user).is_operator
-    context: dict[str, Any] = {"operator": operator, "socket_path": SOCKET_PATH}
+    context: dict[str, Any] = {"operator": operator, "socket_path": mounted(SOCKET_PATH)}
     error: QuireError | None = None
     tenant = None
     try:

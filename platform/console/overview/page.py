@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 from adapters.models import Adapter
 from catalog.access import access_served_models
 from catalog.models import ServedModel
+from console.mounting import mounted
 from console.overview.history import BY, NoTenant, range_of, scope
 from console.tenancy import tenant_context
 from engine.contract.errors import QuireError
@@ -29,7 +30,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     """Load now, traffic over time, models, replicas, and how to call the API."""
     user: Any = request.user
     operator = as_actor(user).is_operator
-    base = {"base_url": request.build_absolute_uri("/v1"), "operator": operator}
+    base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
     try:
         tenant, stretch = scope(request), range_of(request)
     except NoTenant:

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 
 from catalog.access import access_served_models
 from catalog.models import DesiredState
+from console.mounting import mounted
 from console.reference.examples import BODIES, MODEL, PARTS, curl
 from console.reference.shapes import PREFIX, Row, kind_of, rows_of
 from console.tenancy import first_tenant
@@ -76,7 +77,7 @@ def reference(request: HttpRequest) -> HttpResponse:
     }
     response = render(request, "console/reference.html", context)
     text = response.content.decode()
-    text = text.replace(BASE, escape(request.build_absolute_uri("/").rstrip("/")))
+    text = text.replace(BASE, escape(request.build_absolute_uri(mounted("/")).rstrip("/")))
     model = _model(request)
     if model != MODEL:
         text = text.replace(f"&quot;{MODEL}&quot;", f"&quot;{escape(model)}&quot;")

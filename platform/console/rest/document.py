@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from django.conf import settings
 from django.urls import get_resolver, include, path
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
@@ -40,6 +41,8 @@ def document() -> dict[str, Any]:
     generator = SchemaGenerator(patterns=[path("api/", include(routes))])
     found: dict[str, Any] = generator.get_schema(request=None, public=True)
     found["info"]["title"] = "Quire: management"
+    if root := settings.FORCE_SCRIPT_NAME:
+        found["servers"] = [{"url": root}]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ class Command(QuireCommand):
         engine = given_settings(options)
         listener = self._listen(options)
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
+        url += os.environ.get("QUIRE_ROOT_PATH", "")
         used = stack.start_redis()
         self.note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
-from django.urls import reverse
+from django.urls import get_script_prefix, reverse
 
 from config.up.banner import instance_url
 from console.mail import mail_invitation
@@ -28,8 +28,8 @@ class Command(QuireCommand):
         add_role_option(parser)
         parser.add_argument(
             "--url",
-            help="where people reach this instance, such as https://quire.example (default: what "
-            "manage.py up serves in this data dir)",
+            help="where people reach this instance, such as https://quire.example/quire (default: "
+            "what manage.py up serves in this data dir)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -43,7 +43,8 @@ class Command(QuireCommand):
             email=options["email"],
             role=options["role"],
         )
-        link = base.rstrip("/") + reverse("invitation", args=[made.token])
+        path = reverse("invitation", args=[made.token]).removeprefix(get_script_prefix())
+        link = f"{base.rstrip('/')}/{path}"
         self.stdout.write(link)
         mailed = mail_invitation(made.invitation, link)
         self.note(f"{'It was mailed too' if mailed else 'No mail was sent'}: keep it to yourself.")

@@ -1,6 +1,7 @@
 /** The reference: operations found by a word, opened by an address, and sent with the reader's key. */
 
 import { copyFrom } from "./lib/clipboard.js";
+import { ROOT } from "./lib/root.js";
 
 const MOST_CHARS = 200_000; // of an answer that's shown
 
@@ -66,7 +67,7 @@ document.addEventListener("submit", async (event) => {
   const state = form.querySelector(".try-state");
   const log = form.querySelector(".log");
   const body = form.querySelector("[data-body]")?.value;
-  const address = path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(form.elements[name].value));
+  const address = ROOT + path.slice(1).replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(form.elements[name].value));
   const headers = { Authorization: `Bearer ${keyField.querySelector("input").value.trim()}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   log.hidden = true;

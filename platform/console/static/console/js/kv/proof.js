@@ -1,6 +1,7 @@
 /** The button that proves isolation: four requests, and what they found. */
 
 import { el } from "../lib/dom.js";
+import { ROOT } from "../lib/root.js";
 
 const COLUMNS = ["Who", "Request", "Cached tokens", "First token", "Prompt computed in"];
 
@@ -44,7 +45,7 @@ function table(steps) {
       "tr",
       {},
       el("td", { class: "name" }, step.who),
-      el("td", { class: "name" }, el("a", { href: `/console/requests/${step.request_id}/` }, step.request_id)),
+      el("td", { class: "name" }, el("a", { href: `${ROOT}console/requests/${step.request_id}/` }, step.request_id)),
       el("td", { class: "end" }, `${step.cached_tokens} of ${step.prompt_tokens}`),
       el("td", { class: "end" }, `${step.ttft_ms.toFixed(1)} ms`),
       el("td", { class: "end" }, `${step.prefill_ms.toFixed(1)} ms`),

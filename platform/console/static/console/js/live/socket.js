@@ -1,6 +1,8 @@
 /** The socket itself: open while something is wanted, opened again after growing pauses. */
 
-const PATH = "/ws/console/";
+import { ROOT } from "../lib/root.js";
+
+const PATH = `${ROOT}ws/console/`;
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 const PING_EVERY = 25_000;

@@ -1,6 +1,7 @@
 /** The dialog with the programs for what was just asked. */
 
 import { copyFrom } from "../lib/clipboard.js";
+import { ROOT } from "../lib/root.js";
 import { snippets } from "./snippets.js";
 
 export class CodeDialog {
@@ -27,7 +28,7 @@ export class CodeDialog {
 
   #show() {
     const request = this.#request?.();
-    this.#texts = request ? snippets(request, location.origin) : {};
+    this.#texts = request ? snippets(request, new URL(`${ROOT}v1`, location.origin).href) : {};
     this.#choose(this.#name);
     this.#dialog.showModal();
   }

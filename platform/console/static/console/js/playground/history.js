@@ -2,6 +2,7 @@
 
 import { copy } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
+import { ROOT } from "../lib/root.js";
 import { send } from "./server.js";
 
 const SEARCH_AFTER = 250;
@@ -121,7 +122,7 @@ export class History {
       Object.assign(row, changed);
       const badge = item.querySelector(".badge"); // none while the row asks for a new title
       if (badge) badge.hidden = !row.shared;
-      const link = `${location.origin}/?conversation=${row.id}`;
+      const link = `${location.origin}${ROOT}?conversation=${row.id}`;
       const copied = row.shared && (await copy(link));
       if (!row.shared) this.#say("No longer shared: only you can open its link.");
       else if (copied) this.#say(`All members of ${row.tenant} can read it. The link was copied.`);

@@ -7,9 +7,8 @@ const KNOWN = new Set(
 const OFTEN = 4; // spaces
 
 /** {curl, Python, JavaScript} of a request {model, messages, sampling, tools?, response_format?}. */
-export function snippets({ model, messages, sampling, tools, response_format }, origin) {
+export function snippets({ model, messages, sampling, tools, response_format }, base) {
   const body = { model, messages, ...sampling, ...(tools && { tools }), ...(response_format && { response_format }) };
-  const base = `${origin}/v1`;
   return { curl: curl(body, base), Python: python(body, base), JavaScript: javascript(body, base) };
 }
 

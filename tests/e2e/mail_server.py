@@ -1,0 +1,68 @@
+"""A mail server that delivers nothing and keeps all: SMTP with log-in, on a free port."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.e2e.product import wait_for
+
+
+@dataclass
+class MailServer:
+    """What came in, as text."""
+
+    port: int = 0
+    mails: list[str] = field(default_factory=list)
+
+    def mail_to(self, address: str) -> str:
+        """The newest one, once it's there."""
+        wait_for(lambda: any(f"To: {address}" in mail for mail in self.mails))
+        newest = next(mail for mail in reversed(self.mails) if f"To: {address}" in mail)
+        message = email.message_from_string(newest, policy=email.policy.default)
+        body = message.get_body(("plain",))
+        assert body is not None
+        return str(body.get_content())
+
+
+@contextmanager
+def receiving() -> Iterator[MailServer]:
+    """One that runs as long as the block."""
+    found = MailServer()
+
+    class Session(socketserver.StreamRequestHandler):
+        def say(self, line: str) -> None:
+            self.wfile.write(f"{line}\r\n".encode())
+
+        def handle(self) -> None:
+            self.say("220 here")
+            while line := self.rfile.readline():
+                verb = line.split()[0].upper()
+                if verb == b"EHLO":
+                    self.say("250-here")
+                    self.say("250 AUTH PLAIN")
+                elif verb == b"AUTH":
+                    self.say("235 welcome")
+                elif verb == b"DATA":
+                    self.say("354 go on")
+                    lines = iter(self.rfile.readline, b".\r\n")
+                    found.mails.append(b"".join(lines).decode())
+                    self.say("250 kept")
+                elif verb == b"QUIT":
+                    self.say("221 bye")
+                    return
+                else:
+                    self.say("250 fine")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Session) as server:
+        found.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield found
+        server.shutdown()
+        thread.join()
