@@ -103,7 +103,7 @@ class GatewaySettings:
     metrics_token: str = dataclasses.field(default="", repr=False)
     metrics_addresses: tuple[str, ...] = ()
     metrics_tenants: int = 100
-    otlp_traces_endpoint: str = ""
+    otlp_traces_endpoint: str = dataclasses.field(default="", repr=False)
     health_grace_s: float = 20.0
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.contract.tracing import Tracing, context_of, headers_of
 from inference.settings import gateway_settings
+from tenants.redaction import without_tokens
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -76,7 +77,7 @@ class RequestSpan:
         self._span.set_attributes(
             {
                 "http.request.method": scope["method"],
-                "url.path": scope["path"],
+                "url.path": without_tokens(scope["path"]),
                 "url.scheme": scope.get("scheme", "http"),
                 "client.address": client[0],
             }

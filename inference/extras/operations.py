@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from engine.contract.errors import EngineUnavailable, InvalidRequest
 from inference.engine_client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.ops import version
+from inference.settings import GatewaySettings
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from tenants.errors import NotFound
 
@@ -134,6 +136,12 @@ def _load(replica: Replica) -> dict[str, Any]:
     }
 
 
+def _shown(settings: GatewaySettings) -> dict[str, Any]:
+    """All but the secret ones, which their `repr` leaves out too."""
+    specs = dataclasses.fields(settings)
+    return {spec.name: getattr(settings, spec.name) for spec in specs if spec.repr}
+
+
 class ServerInfoView(OperatorView):
     """What runs here."""
 
@@ -143,7 +151,7 @@ class ServerInfoView(OperatorView):
         await client.start()
         body = {
             "version": version(),
-            "gateway": {"id": client.gateway_id, "settings": client.settings},
+            "gateway": {"id": client.gateway_id, "settings": _shown(client.settings)},
             "replicas": {
                 replica.heartbeat.replica_id: {
                     "host": replica.heartbeat.host,

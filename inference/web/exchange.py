@@ -11,6 +11,7 @@ from inference.metrics import recorder
 from inference.metrics.definitions import NONE
 from inference.tracing import request_span
 from inference.web.request_ids import harmless
+from tenants.redaction import without_tokens
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scope = MutableMapping[str, Any]
@@ -32,7 +33,8 @@ REQUEST_ID = "quire.request_id"
 class Exchange:
     """Passes a response on and notes its status, size and request id.
 
-    Call `ended` when nothing more is sent. The line of the log has no query, headers or bodies.
+    Call `ended` when nothing more is sent. The line of the log has no query, headers, bodies or
+    tokens.
     """
 
     __slots__ = (
@@ -89,7 +91,8 @@ class Exchange:
                 self._request_id.decode("latin1"),
                 scope.get(ERROR, ""),
             )
-        level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        level = logging.DEBUG if path in _QUIET else logging.INFO
         if access_log.isEnabledFor(level):
             self._log(level, status, seconds)
 
@@ -100,7 +103,7 @@ class Exchange:
         fields = {
             "client": client[0],
             "method": scope["method"],
-            "path": scope["path"],
+            "path": without_tokens(scope["path"]),
             "status": status,
             "duration_ms": round(seconds * 1000, 1),
             "bytes": self._sent,

@@ -29,17 +29,19 @@ def replica_command(
     settings: Mapping[str, Any],
     *,
     replica_id: str,
-    redis_url: str,
     key_prefix: str,
     drain_seconds: float,
     spare: bool = False,
     program: Sequence[str] = (),
 ) -> list[str]:
-    """Argument list of one replica's process; `program` replaces `python -m engine.serving`."""
+    """Argument list of one replica's process; `program` replaces `python -m engine.serving`.
+
+    Everybody on the machine may read it: Redis's address, which may hold a password, is in the
+    environment, as REDIS_URL.
+    """
     return [
         *(program or ENGINE_SERVICE),
         f"--replica-id={replica_id}",
-        f"--redis-url={redis_url}",
         f"--key-prefix={key_prefix}",
         f"--drain-timeout={drain_seconds}",
         *(["--spare"] if spare else []),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from catalog.frozen import end_when_frozen
@@ -69,6 +69,7 @@ class Slot:
         asked: datetime | None = None,
         clock: Callable[[], float] = time.monotonic,
         log: ReplicaLog | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
         self.model_name = model_name
@@ -82,6 +83,7 @@ class Slot:
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
         self._log, self._killed_because = log, ""
+        self._environment = dict(environment or {})
         self.ready_since: float | None = None
         self._clock, self._drain_seconds = clock, drain_seconds
         self._next_start = clock()
@@ -135,7 +137,7 @@ class Slot:
                 self.command,
                 name=self.replica_id,
                 cwd=self.cwd,
-                env=env | (record.environment if record is not None else {}),
+                env=self._environment | env | (record.environment if record is not None else {}),
                 stderr=its,
                 pass_fds=(record.fd,) if record is not None else (),
                 # Streams survive a killed engine; one that nobody supervises would hold the memory.

@@ -141,7 +141,6 @@ class Supervisor:
         command = replica_command(
             model.engine_settings,
             replica_id=replica_id,
-            redis_url=self.redis_url,
             key_prefix=self.prefix,
             drain_seconds=self.drain_seconds,
             spare=spare,
@@ -156,6 +155,7 @@ class Supervisor:
             cwd=str(settings.BASE_DIR),
             asked=model.changed_at,
             log=ReplicaLog(self._redis, self.prefix, replica_id),
+            environment={"REDIS_URL": self.redis_url},
         )
 
     def _read_heartbeats(self) -> None:

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
+from config.redis_urls import check_address
+
 SCHEMES = ("postgres", "postgresql", "sqlite")
 
 #: Readers never wait for the writer; a writer waits for another instead of failing.
@@ -36,6 +38,7 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
             f"DATABASE_URL must start with postgres:// (or sqlite:///), not {url.split(':')[0]!r}. "
             "Unset, Quire keeps SQLite in its data dir."
         )
+    check_address("DATABASE_URL", url)
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
     )

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 class Reading:
     """A variable as it was read."""
 
-    value: object
+    value: object = field(repr=False)
     default: object
 
 

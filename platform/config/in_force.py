@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from django.conf import settings
 
 from config.environment import FROM_FLAGS, READ, words
 from config.variables import ADDRESSES, GROUPS, SECRETS
 from inference.settings import GatewaySettings, gateway_settings
+from tenants.redaction import without_credentials
 
 MOST_CHARS = 500
 
@@ -111,17 +111,7 @@ def _words(name: str, value: object) -> str:
     if isinstance(value, Path):
         return str(value)
     text = str(value)
-    return (without_secrets(text) if name in ADDRESSES else text)[:MOST_CHARS]
-
-
-def without_secrets(address: str) -> str:
-    """Where it leads: without user, password and parameters."""
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return "set, but it can't be read"
-    place = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{place}{parts.path}"
+    return (without_credentials(text) if name in ADDRESSES else text)[:MOST_CHARS]
 
 
 def size(nbytes: int) -> str:

@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from engine.contract.errors import ConfigError
 from engine.contract.logging_config import apply_logging_config, logging_config
+from tenants.redaction import without_tokens
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder or hide text.
 _UNSAFE = re.compile(
@@ -19,7 +20,8 @@ MAX_CHARS = 16_384
 
 
 def clean(text: str) -> str:
-    """The text with control characters written as escapes and a bounded length."""
+    """The text with control characters written as escapes, without tokens, of a bounded length."""
+    text = without_tokens(text)
     if len(text) > MAX_CHARS:
         text = f"{text[:MAX_CHARS]}... ({len(text)} characters)"
     return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
@@ -54,7 +56,7 @@ class JsonFormatter(LineFormatter):
         # Lines of `quire.access` bring their fields.
         entry |= {name: _clean(value) for name, value in getattr(record, "access", {}).items()}
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)[-MAX_CHARS:]
+            entry["exception"] = without_tokens(self.formatException(record.exc_info))[-MAX_CHARS:]
         return json.dumps(entry)
 
 
@@ -69,7 +71,7 @@ class DebugFormatter(LineFormatter):
         traceback = self.formatException(record.exc_info) if record.exc_info else ""
         record.exc_info, record.exc_text = None, None
         line = super().format(record)
-        return f"{line}\n{traceback}" if traceback else line
+        return f"{line}\n{without_tokens(traceback)}" if traceback else line
 
 
 class WithoutTraceback(logging.Filter):

@@ -7,6 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
+from config.redis_urls import check_address
+
 SCHEMES = {"smtp": 25, "smtps": 465, "smtp+starttls": 587}
 TIMEOUT_S = 10
 
@@ -18,6 +20,7 @@ def mail_settings(url: str, sender: str) -> dict[str, object]:
     """
     if not url:
         return {"EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend"}
+    check_address("QUIRE_SMTP_URL", url)
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.hostname:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)

@@ -40,7 +40,21 @@ def checked_url(url: str) -> str:
             f"REDIS_URL must start with redis://, rediss:// or unix://, not {scheme!r}. "
             "Unset, `manage.py up` runs a Redis of its own."
         )
+    check_address("REDIS_URL", url)
     return url
+
+
+def check_address(name: str, url: str) -> None:
+    """Raise ImproperlyConfigured for an address that can't be taken apart, and don't show it: what
+    stands in the port's place is the rest of a password with a slash, say.
+    """
+    try:
+        urlsplit(url).port  # noqa: B018 - to look is to check
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"{name} is no address that can be read. In a password write /, #, ?, : and @ as "
+            "%2F, %23, %3F, %3A and %40."
+        ) from None
 
 
 def celery_url(redis_url: str) -> str:

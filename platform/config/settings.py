@@ -21,6 +21,7 @@ import_redis()
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")
 DEBUG = env.flag("QUIRE_DEBUG")
+DEFAULT_EXCEPTION_REPORTER_FILTER = "config.debug_report.WithoutAddresses"
 
 SECRET_KEY = env.secret("QUIRE_SECRET_KEY") or secret_key(DATA_DIR)
 SECRET_KEY_FALLBACKS = env.words("QUIRE_SECRET_KEY_FALLBACKS", [])

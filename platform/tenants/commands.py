@@ -1,6 +1,5 @@
 """What Quire's commands have in common: clear errors, tables, the data dir."""
 
-import re
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
@@ -15,6 +14,7 @@ from engine.contract.command_line import expanded
 from engine.contract.errors import ConfigError, QuireError
 from tenants.model_names import unknown_models
 from tenants.models import Membership, Role, ServiceAccount, Tenant, User
+from tenants.redaction import without_credentials
 
 CONNECT_TIMEOUT_S = 10
 
@@ -59,7 +59,8 @@ class QuireCommand(BaseCommand):
             raise CommandError(error.message) from error
         except redis.RedisError as error:
             raise CommandError(
-                f"Redis at {hide_password(settings.REDIS_URL)} can't be used: {sentence(error)} "
+                f"Redis at {without_credentials(settings.REDIS_URL)} can't be used: "
+                f"{sentence(error)} "
                 "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
             ) from error
         except (OperationalError, ProgrammingError) as error:
@@ -126,11 +127,6 @@ def sentence(error: Exception) -> str:
     """What an error says, with a full stop behind it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def hide_password(url: str) -> str:
-    """An address without what lets one in."""
-    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def find_tenant(slug: str) -> Tenant:

@@ -20,14 +20,19 @@ class MailServer:
     port: int = 0
     mails: list[str] = field(default_factory=list)
 
-    def mail_to(self, address: str) -> str:
-        """The newest one, once it's there."""
-        wait_for(lambda: any(f"To: {address}" in mail for mail in self.mails))
-        newest = next(mail for mail in reversed(self.mails) if f"To: {address}" in mail)
-        message = email.message_from_string(newest, policy=email.policy.default)
-        body = message.get_body(("plain",))
-        assert body is not None
-        return str(body.get_content())
+    def mail_to(self, address: str, word: str) -> str:
+        """The text of one with this word, once it's there."""
+        wait_for(lambda: self._texts(address, word))
+        return self._texts(address, word)[0]
+
+    def _texts(self, address: str, word: str) -> list[str]:
+        found = []
+        for mail in self.mails:
+            message = email.message_from_string(mail, policy=email.policy.default)
+            body = message.get_body(("plain",))
+            assert body is not None
+            found += [str(body.get_content())] if message["To"] == address else []
+        return [text for text in found if word in text]
 
 
 @contextmanager

@@ -432,7 +432,7 @@ def _entries(found: object) -> list[tuple[bytes, bytes]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--redis-url", required=True)
+    parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL"))
     parser.add_argument("--key-prefix", default=protocol.KEY_PREFIX)
     parser.add_argument("--replica-id", default="")
     parser.add_argument("--model-name", "--served-model-name", dest="model_name", default=None)

@@ -353,16 +353,15 @@ def test_flags_come_back_as_the_same_settings() -> None:
     assert parsed == EngineConfig.from_mapping(settings)
 
 
-def test_a_replicas_command_names_its_redis_and_its_prefix() -> None:
+def test_a_replicas_command_names_its_prefix() -> None:
     command = replica_command(
         {"model": "/m"},
         replica_id="r",
-        redis_url="unix:///s",
         key_prefix="p",
         drain_seconds=5,
         program=["python", "-m", "fake"],
     )
     assert command == [
-        *("python", "-m", "fake", "--replica-id=r", "--redis-url=unix:///s", "--key-prefix=p"),
+        *("python", "-m", "fake", "--replica-id=r", "--key-prefix=p"),
         *("--drain-timeout=5", "--model=/m"),
     ]

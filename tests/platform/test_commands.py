@@ -414,14 +414,20 @@ def test_the_engine_command_becomes_the_engines_process(
     live_redis: str, key_prefix: str, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr("os.execvp", lambda program, command: commands.append(command))
+    addresses: list[str] = []
+
+    def become(program: str, command: list[str], environment: dict[str, str]) -> None:
+        commands.append(command)
+        addresses.append(environment["REDIS_URL"])
+
+    monkeypatch.setattr("os.execvpe", become)
     monkeypatch.setattr("os.chdir", lambda path: None)
     run("engine", folder, "--name", "m", "--max-model-len", "32", "--replica-id", "mine")
     run("engine", "m", "--replica-id", "second")
     first, second = commands
     for flag in ("--replica-id=mine", f"--key-prefix={key_prefix}", "--max-model-len=32"):
         assert flag in first
-    assert f"--redis-url={live_redis}" in first
+    assert addresses == [live_redis, live_redis]
     assert f"--model={folder}" in second
     model = ServedModel.objects.get()
     assert (model.managed, model.desired_state) == (False, "loaded")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from django.db import transaction
@@ -25,8 +25,8 @@ class Credentials:
     """Secrets of the first start. "" stands for what isn't known (any more)."""
 
     admin_user: str = ""
-    admin_password: str = ""
-    api_key: str = ""
+    admin_password: str = field(default="", repr=False)
+    api_key: str = field(default="", repr=False)
 
     @classmethod
     def read(cls, data_dir: Path) -> Credentials:

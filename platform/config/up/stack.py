@@ -26,7 +26,8 @@ from config.up.kept import KeptProcesses
 from engine.contract import redis_clients
 from metering.drain import Drainer, drain_once
 from metering.redis_clients import sync_client
-from tenants.commands import hide_password, sentence
+from tenants.commands import sentence
+from tenants.redaction import without_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ def check_redis(url: str) -> None:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
         raise StartFailed(
-            f"Redis at {hide_password(url)} can't be used: {sentence(error)} "
+            f"Redis at {without_credentials(url)} can't be used: {sentence(error)} "
             "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
         ) from error
     finally:

@@ -43,14 +43,14 @@ class Command(QuireCommand):
         command = replica_command(
             {**model.engine_settings, **given_settings(options)},
             replica_id=replica_id,
-            redis_url=settings.REDIS_URL,
             key_prefix=settings.QUIRE["KEY_PREFIX"],
             drain_seconds=settings.QUIRE["DRAIN_SECONDS"],
             program=settings.QUIRE["ENGINE_COMMAND"],
         )
         self.note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
         os.chdir(settings.BASE_DIR)
-        os.execvp(command[0], command)  # noqa: S606 - our own Python
+        environment = {**os.environ, "REDIS_URL": settings.REDIS_URL}
+        os.execvpe(command[0], command, environment)  # noqa: S606 - our own Python
 
     def _model(self, options: dict[str, Any]) -> ServedModel:
         """The catalogue's row; a new one is marked as nobody's to start."""

@@ -12,7 +12,8 @@ from console.replicas import live_replicas, model_state, state_of
 from engine.contract.protocol import Heartbeat
 from metering.redis_clients import sync_client
 from metering.settlement import spool_key
-from tenants.commands import QuireCommand, hide_password
+from tenants.commands import QuireCommand
+from tenants.redaction import without_credentials
 
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
 #: What a person asked for is no trouble.
@@ -38,7 +39,7 @@ class Command(QuireCommand):
             version, waiting = client.info("server")["redis_version"], client.xlen(spool_key())
         finally:
             client.close()
-        self.stdout.write(f"Redis {version} at {hide_password(settings.REDIS_URL)} answers.")
+        self.stdout.write(f"Redis {version} at {without_credentials(settings.REDIS_URL)} answers.")
         self.stdout.write(f"{waiting} usage records wait to be written.")
         if not models:
             raise CommandError("No model is loaded. See manage.py load_model.")
