@@ -217,6 +217,8 @@ class AdapterPool:
         ready += self._serve_lines()
         ready += self._refuse_for_good()
         self._begin_loads()
+        if all(entry.loading is None for entry in self._entries.values()):
+            self.close()  # idle readers would stay as long as the process
         return ready
 
     def _refuse_for_good(self) -> Iterator[tuple[Request, QuireError]]:

@@ -405,12 +405,8 @@ class EngineCore:
         """Whether some of the memory is given back."""
         return self.executor.asleep
 
-    def sleep(self, level: int = 1) -> list[TokenDelta]:
-        """Give memory back until `wake_up`: at level 1 the KV cache (on a GPU the weights too, to
-        host memory), at level 2 the weights as well.
-
-        Requests that run go on when it wakes up, as after a preemption. The prefix cache is empty
-        then. Returns what the steps under way brought.
+    def check_sleep(self, level: int) -> None:
+        """Raise for what `sleep` would refuse.
 
         Raises:
             InvalidRequest: there's no such level, or `enable_sleep_mode` is off.
@@ -421,6 +417,17 @@ class EngineCore:
         if not self.config.enable_sleep_mode:
             raise InvalidRequest("Sleeping needs enable_sleep_mode.", param="enable_sleep_mode")
         self.executor.check_sleep()
+
+    def sleep(self, level: int = 1) -> list[TokenDelta]:
+        """Give memory back until `wake_up`: at level 1 the KV cache (on a GPU the weights too, to
+        host memory), at level 2 the weights as well.
+
+        Requests that run go on when it wakes up, as after a preemption. The prefix cache is empty
+        then. Returns what the steps under way brought.
+
+        Raises as `check_sleep` does.
+        """
+        self.check_sleep(level)
         deltas = self.stand_down()
         if not self.scheduler.kv.pool.reset_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")

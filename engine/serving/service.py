@@ -132,8 +132,7 @@ class EngineService:
             self._heart.beat()
             self._heart.stop(self.replica_id, forget=False)
             return 1
-        gc.collect()
-        gc.freeze()  # what was loaded stays: going through it takes longer than a step
+        _freeze()
         self.numerics = numerics_of(self.config, self.core)
         publish_layers(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
@@ -312,11 +311,15 @@ class EngineService:
         """Do what the command says: (whether it's done, why not)."""
         try:
             if message.command == "sleep":
+                core.check_sleep(message.level)
                 gc.unfreeze()  # weights that go may be held by cycles
                 self._deliver(core.sleep(message.level))
                 self._sleep_level = message.level
             else:
+                slept = core.is_sleeping
                 core.wake_up(message.tags or None)
+                if slept and not core.is_sleeping:
+                    _freeze()
                 self.numerics = numerics_of(self.config, core)  # it may have read new weights
         except QuireError as error:
             log.warning("%s is refused: %s", message.command, error.message)
@@ -389,6 +392,12 @@ class EngineService:
             loading=self.loading,
             held=self._held.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
+
+
+def _freeze() -> None:
+    """Have the collector pass over what was loaded: going through it takes longer than a step."""
+    gc.collect()
+    gc.freeze()
 
 
 def _no_memory(error: MemoryError) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import queue
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 from engine import LLM, SamplingParams
 from engine.contract import protocol
+from engine.contract.adapters import AdapterRef
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import Control
+from engine.core.engine_core import EngineCore
 from engine.serving import service
 from tests.engine.replica import Gateway, replica
 
@@ -297,3 +305,103 @@ def test_a_replica_that_plans_ahead_serves_the_same_and_searches(
                 by_index[delta.index] += delta.token_ids
         assert found[0] == found[1]
     assert [d.finish_reason for d in gateway.deltas["a-beams"]] == ["length", "length"]
+
+
+#: An adapter whose folder isn't there, and one that can't be one.
+MISSING = AdapterRef(digest="f" * 64, name="missing", path="/nowhere/at/all")
+MALFORMED = AdapterRef(digest="../x", name="malformed", path="/nowhere/at/all")
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("sleep", {"level": 1}),
+    ("sleep", {"level": 9}),
+    ("wake_up", {"tags": ["wights"]}),
+    ("pause", {"mode": "soon"}),
+    ("load_adapter", {}),
+    ("load_adapter", {"adapter": MALFORMED, "pin": True}),
+    ("load_adapter", {"adapter": MISSING, "pin": True}),
+    ("unload_adapter", {"adapter": MISSING}),
+    ("stop_profile", {}),
+    ("no-such-command", {}),
+]
+
+
+def test_fault_66_a_refused_command_changes_nothing_of_the_process(
+    redis_url: str, model_folder: Folder
+) -> None:
+    prefix = f"refused{time.time_ns()}"
+    with replica(redis_url, prefix, model_folder("llama")) as process:
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        gateway.request("before", [5, 6])
+        gateway.finish("before")
+        proc = Path(f"/proc/{process.pid}")
+        threads = len(os.listdir(proc / "task"))
+        resident: list[int] = []
+        for _ in range(10):
+            for command, details in REFUSED:
+                assert not gateway.control(command, **details).ok, command
+            resident.append(int((proc / "statm").read_text().split()[1]))
+        assert max(resident) - resident[0] < (8 << 20) // os.sysconf("SC_PAGE_SIZE")
+        assert len(os.listdir(proc / "task")) == threads
+        assert gateway.await_state("ready").adapters == []
+        gateway.request("after", [5, 6])
+        gateway.finish("after")
+        assert gateway.tokens("after") == gateway.tokens("before")
+        settled(gateway)
+
+
+Operated = Callable[..., service.EngineService]
+
+
+@pytest.fixture
+def operated(redis_url: str, model_folder: Folder) -> Iterator[Operated]:
+    """A replica in this process that runs no loop; what it has loaded is frozen."""
+
+    def make(**settings: Any) -> service.EngineService:
+        config = EngineConfig(
+            model=str(model_folder("llama")),
+            num_gpu_blocks_override=64,
+            max_model_len=64,
+            **settings,
+        )
+        client = redis.Redis.from_url(redis_url)
+        made = service.EngineService(config, "r1", client, f"operated{time.time_ns()}")
+        made.core = EngineCore(config)
+        gc.collect()
+        gc.freeze()
+        return made
+
+    yield make
+    gc.unfreeze()
+
+
+def operate(replica: service.EngineService, command: str, **details: Any) -> bool:
+    """Give a command; whether it was done."""
+    assert replica.core is not None
+    replica._control(replica.core, Control(command=command, gateway_id="g1", **details))
+    return replica._output.batches["g1"].replies[-1].ok
+
+
+def test_fault_66_a_refused_command_leaves_the_collector_alone(
+    operated: Operated,
+) -> None:
+    replica = operated()
+    frozen, collector = gc.get_freeze_count(), (gc.isenabled(), gc.get_threshold())
+    threads = threading.active_count()
+    for command, details in REFUSED:
+        if details.get("adapter") is not MISSING:  # it's answered by the loop
+            assert not operate(replica, command, **details)
+        assert gc.get_freeze_count() > 0.99 * frozen, command
+        assert (gc.isenabled(), gc.get_threshold()) == collector, command
+        assert threading.active_count() == threads, command
+
+
+def test_what_was_loaded_is_frozen_again_after_a_sleep(
+    operated: Operated,
+) -> None:
+    replica = operated(enable_sleep_mode=True)
+    assert operate(replica, "sleep", level=2)
+    assert gc.get_freeze_count() == 0
+    assert operate(replica, "wake_up", tags=["weights"])
+    assert gc.get_freeze_count() == 0
+    assert operate(replica, "wake_up")
+    assert gc.get_freeze_count() > 0
