@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class Profile:
 
     def __init__(self) -> None:
         self._running: profile | None = None
-        self._folder: str | None = None
+        self._folder = Path()
 
     @property
     def runs(self) -> bool:
@@ -26,25 +27,50 @@ class Profile:
     def start(self, folder: str | None = None) -> None:
         """Begin. `folder`: where the file goes; None: a new temporary one.
 
-        Raises `InvalidRequest` while one runs.
+        Raises `InvalidRequest` while one runs, or where the folder can't be made.
         """
         if self._running is not None:
             raise InvalidRequest("A profile runs already.", param="profile")
+        try:
+            self._folder = Path(folder or tempfile.mkdtemp(prefix="quire-profile-"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(
+                f"The profile's folder can't be made: {error}", param="folder"
+            ) from error
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._folder, self._running = folder, profile(activities=activities)
+        self._running = profile(activities=activities)
         self._running.start()
 
     def stop(self) -> str:
-        """End; the file. Raises `InvalidRequest` unless one runs."""
+        """End; the file. Raises `InvalidRequest` unless one runs, or where it can't be written."""
         if self._running is None:
             raise InvalidRequest("No profile runs.", param="profile")
         running, self._running = self._running, None
         running.stop()
-        folder = Path(self._folder or tempfile.mkdtemp(prefix="quire-profile-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".json", delete=False) as file:
-            path = file.name
-        running.export_chrome_trace(path)
-        return path
+        try:
+            with tempfile.NamedTemporaryFile(
+                dir=self._folder, suffix=".json", delete=False
+            ) as file:
+                path = Path(file.name)
+            running.export_chrome_trace(str(path))
+            if not _is_whole(path):
+                path.unlink()
+                Path(f"{path}.tmp").unlink(missing_ok=True)
+                raise OSError(f"{path} couldn't be written whole")
+        except OSError as error:
+            raise InvalidRequest(f"The profile is lost: {error}", param="profile") from error
+        return str(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace was written to its end, where its own name stands: torch only prints what
+    goes wrong.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4096))
+        end = file.read().rstrip()
+    return end.endswith(b"}") and os.fsencode(path.name) in end

@@ -33,8 +33,8 @@ class Profiler:
             return False, error.message
 
     def step(self) -> str:
-        """Count a step; the file's name when that ended the profile, else ""."""
+        """Count a step; what became of the profile when that ended it, else ""."""
         if not self._profile.runs:
             return ""
         self._steps += 1
-        return self._profile.stop() if self._steps >= MAX_STEPS else ""
+        return self.stop()[1] if self._steps >= MAX_STEPS else ""

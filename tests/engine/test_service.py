@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import queue
+import resource
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +20,7 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 
 from engine import LLM, SamplingParams
 from engine.contract import protocol
@@ -24,6 +29,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.protocol import Control
 from engine.core.engine_core import EngineCore
 from engine.serving import service
+from engine.serving.profiling import MAX_STEPS
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -405,3 +411,65 @@ def test_what_was_loaded_is_frozen_again_after_a_sleep(
     assert gc.get_freeze_count() == 0
     assert operate(replica, "wake_up")
     assert gc.get_freeze_count() > 0
+
+
+@pytest.fixture
+def no_file_space() -> Iterator[Callable[[bool], None]]:
+    """Say whether this process's files are as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(is_full: bool) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 if is_full else soft, hard))
+
+    yield full
+    full(False)
+
+
+def profile_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("quire-profile-*"))
+
+
+def test_fault_65_a_profile_that_cannot_be_written_is_refused_and_the_replica_lives(
+    operated: Operated,
+    no_file_space: Callable[[bool], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = operated()
+    profiler, before = replica._profiler, profile_folders()
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    assert not operate(replica, "start_profile")
+    assert not profiler._profile.runs
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(3):
+        assert operate(replica, "start_profile")
+        assert not operate(replica, "start_profile")
+        torch.ones(8).sum()
+        no_file_space(True)
+        stopped = operate(replica, "stop_profile")
+        no_file_space(False)
+        assert not stopped
+        assert "is lost" in replica._output.batches["g1"].replies[-1].detail
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert operate(replica, "start_profile")
+    torch.ones(8).sum()
+    assert operate(replica, "stop_profile")
+    trace = Path(replica._output.batches["g1"].replies[-1].detail)
+    assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert profile_folders() - before == {*tmp_path.iterdir()}
+
+
+def test_fault_65_a_profile_that_nobody_stops_ends_by_itself_on_a_full_disk(
+    operated: Operated, no_file_space: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = operated()._profiler
+    for is_full in (True, False):
+        assert profiler.start()[0]
+        torch.ones(8).sum()
+        assert [profiler.step() for _ in range(MAX_STEPS - 1)] == [""] * (MAX_STEPS - 1)
+        no_file_space(is_full)
+        told = profiler.step()
+        no_file_space(False)
+        assert ("is lost" in told) == is_full
+        assert not profiler._profile.runs
+    shutil.rmtree(Path(told).parent)
