@@ -9,7 +9,7 @@ import ast
 import re
 from pathlib import Path
 
-FAULTS = set(range(1, 65)) | {66, *range(69, 77)}
+FAULTS = {*range(1, 67), *range(69, 77)}
 _IN_NAME = re.compile(r"fault_(\d\d)(?:_and_(\d\d))?_")
 _IN_ID = re.compile(r"(\d\d)-[a-z]+")
 
