@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from engine.contract.replica_state import EngineStats
-from engine.core.engine_core import EngineCore
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +21,20 @@ class StatsLog:
         self._at = time.time()
         self._prompt = self._generated = 0
 
-    def maybe(self, core: EngineCore) -> None:
+    def maybe(self, snapshot: Callable[[], EngineStats]) -> None:
         """Log if the interval is over and anything ran in it."""
         now = time.time()
         if not self._enabled or now - self._at < INTERVAL_S:
             return
-        stats = core.snapshot()
+        stats = snapshot()
         idle = not (stats.num_requests_running or stats.num_requests_waiting)
         prompt, generated, seconds = self._since(stats, now)
         if prompt or generated or not idle:
             _tell(stats, prompt / seconds, generated / seconds)
 
-    def now(self, core: EngineCore) -> None:
+    def now(self, snapshot: Callable[[], EngineStats]) -> None:
         """Log, whatever ran since the last line."""
-        stats = core.snapshot()
+        stats = snapshot()
         prompt, generated, seconds = self._since(stats, time.time())
         _tell(stats, prompt / seconds, generated / seconds)
 

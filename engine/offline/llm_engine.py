@@ -307,7 +307,7 @@ class LLMEngine:
 
     def do_log_stats(self) -> None:
         """Log a line of figures now: load, and throughput since the last one."""
-        self._stats_log.now(self.core)
+        self._stats_log.now(self.core.snapshot)
 
     def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""

@@ -91,7 +91,7 @@ class Admitter:
         if sequence.status is not Status.RUNNING or sequence in builder:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
-        count = self._limits.piece(builder, sequence, pending, sequence.num_computed_tokens)
+        count = builder.prompt_chunk(self._limits, sequence, pending, sequence.num_computed_tokens)
         if count:
             self._runs.grow(builder, self._running.index(sequence), count)
 
@@ -230,7 +230,7 @@ class Admitter:
         prefix = self._runs.find_cached_prefix(sequence)
         computed = len(prefix[0]) * kv.block_size
         wanted = sequence.num_tokens - computed
-        count = self._limits.piece(builder, sequence, wanted, computed)
+        count = builder.prompt_chunk(self._limits, sequence, wanted, computed)
         if count == 0 or (count < wanted and not self._config.enable_chunked_prefill):
             return 0
         quota = self._runs.quota_of(sequence)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.scheduler.prefill_share import PrefillShare
-from engine.scheduler.sequence import Sequence
-from engine.scheduler.step_builder import StepBuilder
 
 
 @dataclass(slots=True)
@@ -29,13 +27,3 @@ class StepLimits:
     def most_at_once(self) -> int:
         """Most tokens of one sequence in one step."""
         return min(self.token_budget, self.chunk) if self.chunked else self.token_budget
-
-    def piece(self, builder: StepBuilder, sequence: Sequence, wanted: int, computed: int) -> int:
-        """How many of the `wanted` next tokens of a sequence's prompt may be computed in a step.
-
-        `computed`: tokens before them.
-        """
-        if not self.chunked:
-            return min(wanted, builder.budget)
-        part = self.share.chunk(wanted, builder.room_of(sequence, computed))
-        return min(wanted, builder.budget, self.chunk, part)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.scheduler.limits import StepLimits
 from engine.scheduler.prefill_room import PromptLoad
-from engine.scheduler.scheduler import Scheduler
 
 #: Prompt tokens of a step below which its time says too little of them; and the least share: fewer
 #: would waste the weights that a step reads anyway.
@@ -32,13 +32,13 @@ class PrefillPace:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        limits: StepLimits,
         seconds_per_token: float,
-        limit: float,
+        max_seconds: float,
         seconds_per_read: float = 0.0,
     ) -> None:
-        """Both paces are to begin with; `limit`: seconds for the prompt tokens of a step."""
-        self._scheduler, self._limit = scheduler, limit
+        """Both paces are to begin with; `max_seconds`: for the prompt tokens of a step."""
+        self._limits, self._max_seconds = limits, max_seconds
         self.seconds_per_token = seconds_per_token
         self.seconds_per_read = seconds_per_read
         self.seconds_of_any = seconds_per_token
@@ -70,12 +70,11 @@ class PrefillPace:
     def _set(self) -> None:
         per_token = self.seconds_per_token
         self.seconds_per_read = max(self.seconds_per_read, per_token / _LONGEST_REACH)
-        limits = self._scheduler.limits
-        limits.share = replace(
-            limits.share,
-            most=max(LEAST_TOKENS, int(self._limit / per_token)),
+        self._limits.share = replace(
+            self._limits.share,
+            most=max(LEAST_TOKENS, int(self._max_seconds / per_token)),
             reach=max(1, round(per_token / self.seconds_per_read)),
-            whole=max(LEAST_TOKENS, int(self._limit / self.seconds_of_any)),
+            whole=max(LEAST_TOKENS, int(self._max_seconds / self.seconds_of_any)),
         )
 
 

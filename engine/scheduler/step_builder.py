@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.contract.adapters import digest_of
 from engine.contract.protocol import MOST_CHUNKS
 from engine.kv_cache import Block
+from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
 from engine.scheduler.prefill_room import PrefillRoom
 from engine.scheduler.sequence import Sequence
@@ -41,6 +42,18 @@ class StepBuilder:
         if not self.rooms:
             return self.prefill
         return self.rooms.get(sequence.request.message.tenant, self.prefill)
+
+    def prompt_chunk(
+        self, limits: StepLimits, sequence: Sequence, num_pending: int, num_computed: int
+    ) -> int:
+        """How many of a sequence's next `num_pending` prompt tokens this step may compute.
+
+        `num_computed`: tokens before them.
+        """
+        if not limits.chunked:
+            return min(num_pending, self.budget)
+        share = limits.share.chunk(num_pending, self.room_of(sequence, num_computed))
+        return min(num_pending, self.budget, limits.chunk, share)
 
     def deal(self, sequence: Sequence, count: int) -> None:
         """Put `count` tokens of a sequence into the step."""

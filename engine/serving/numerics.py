@@ -9,9 +9,10 @@ from pathlib import Path
 from engine.contract.config import EngineConfig
 from engine.contract.numerics import Numerics
 from engine.contract.quantization import ROUNDED
-from engine.core.engine_core import EngineCore
+from engine.executor.executor import Executor
 from engine.model_loader.digest import model_digest
 from engine.model_loader.loader import resolve_folder
+from engine.models.facts import ModelFacts
 from engine.models.gguf.folder import find_gguf
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ _SETTINGS = (
 )
 
 
-def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
+def numerics_of(config: EngineConfig, executor: Executor, facts: ModelFacts) -> Numerics | None:
     """Of a loaded engine; None, and a line in the log, where its files can't be read any more."""
     try:
         path = Path(config.model).expanduser()
@@ -44,12 +45,12 @@ def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
     except OSError as error:
         log.warning("The weights' digest can't be told: %s", error)
         return None
-    isa, kernels = core.executor.arithmetic
+    isa, kernels = executor.arithmetic
     return Numerics(
         weights=weights,
         isa=isa,
         kernels=kernels,
-        dtype=core.facts.dtype,
+        dtype=facts.dtype,
         # A checkpoint's own format is the weights', named or not.
         quantization=config.quantization if config.quantization in ROUNDED else "",
         kv_cache_dtype=config.kv_cache_dtype,

@@ -133,7 +133,7 @@ class EngineService:
             self._heart.stop(self.replica_id, forget=False)
             return 1
         _freeze()
-        self.numerics = numerics_of(self.config, self.core)
+        self.numerics = numerics_of(self.config, self.core.executor, self.core.facts)
         publish_layers(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -198,7 +198,7 @@ class EngineService:
             self._flush(core)
             self.progress_at = time.time()
             self._block_map.maybe(core.scheduler)
-            self._stats_log.maybe(core)
+            self._stats_log.maybe(core.snapshot)
             if self._stat_loggers is not None:
                 self._stat_loggers.maybe(core.snapshot)
             if self.draining:
@@ -320,7 +320,8 @@ class EngineService:
                 core.wake_up(message.tags or None)
                 if slept and not core.is_sleeping:
                     _freeze()
-                self.numerics = numerics_of(self.config, core)  # it may have read new weights
+                # It may have read new weights.
+                self.numerics = numerics_of(self.config, core.executor, core.facts)
         except QuireError as error:
             log.warning("%s is refused: %s", message.command, error.message)
             return False, error.message

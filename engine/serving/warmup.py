@@ -46,7 +46,7 @@ def warm_up(core: EngineCore) -> None:
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
         per_read = _seconds_per_read(core, room - 1, seconds)
-        core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES, per_read)
+        core.pace = PrefillPace(core.scheduler.limits, seconds, _SECONDS_BESIDE_DECODES, per_read)
     time_drafts(core)
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.forget_idle()

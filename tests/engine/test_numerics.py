@@ -56,7 +56,7 @@ def test_equal_replicas_have_equal_numerics_and_others_have_not(
     def of(**more: object) -> Numerics:
         config = EngineConfig(model=str(tmp_path / "m"), cpu_kvcache_space=0.01, **more)
         core = EngineCore(config)
-        found = numerics_of(config, core)
+        found = numerics_of(config, core.executor, core.facts)
         core.shutdown()
         assert found is not None
         return found

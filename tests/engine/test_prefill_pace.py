@@ -14,8 +14,8 @@ DECODES = 8
 
 def paced(seconds_per_token: float, seconds_per_read: float = 0.0) -> PrefillPace:
     """A pace that allows 0.1 s, beside eight decodes that take 10 ms."""
-    scheduler = Driver(100, 512, prefill_share=PrefillShare(1, full_at=32)).scheduler
-    pace = PrefillPace(scheduler, seconds_per_token, 0.1, seconds_per_read)
+    limits = Driver(100, 512, prefill_share=PrefillShare(1, full_at=32)).scheduler.limits
+    pace = PrefillPace(limits, seconds_per_token, 0.1, seconds_per_read)
     for _ in range(50):
         pace.note(PromptLoad(), DECODES, 0.01)
     return pace
@@ -34,14 +34,14 @@ def test_the_most_becomes_what_is_computed_in_the_limit(at_first: float) -> None
     for _ in range(150):
         note(pace, 64, 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.05)
-    assert pace._scheduler.limits.share.most == pytest.approx(200, rel=0.05)
-    assert pace._scheduler.limits.share.full_at == 32
+    assert pace._limits.share.most == pytest.approx(200, rel=0.05)
+    assert pace._limits.share.full_at == 32
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
     pace = paced(0.0005)
     note(pace, 64, 0.5)
-    assert pace._scheduler.limits.share.most > 180
+    assert pace._limits.share.most > 180
 
 
 def test_a_few_tokens_say_nothing() -> None:
@@ -51,7 +51,7 @@ def test_a_few_tokens_say_nothing() -> None:
 
 
 def test_a_slow_machine_keeps_the_least() -> None:
-    assert paced(1.0)._scheduler.limits.share.most == 32
+    assert paced(1.0)._limits.share.most == 32
 
 
 @pytest.mark.parametrize("at_first", [2e-8, 2e-5])
@@ -62,7 +62,7 @@ def test_what_context_costs_is_told_from_what_tokens_cost(at_first: float) -> No
             note(pace, 64, 0.0005, context)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.1)
     assert pace.seconds_per_read == pytest.approx(1e-6, rel=0.1)
-    assert pace._scheduler.limits.share.reach == pytest.approx(500, rel=0.2)
+    assert pace._limits.share.reach == pytest.approx(500, rel=0.2)
 
 
 def test_a_model_that_reads_no_context_is_never_past_learning() -> None:
@@ -73,7 +73,7 @@ def test_a_model_that_reads_no_context_is_never_past_learning() -> None:
             load.add(64, context)
             pace.note(load, DECODES, 0.01 + 64 * 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.3)
-    assert 12_000 < pace._scheduler.limits.share.reach <= 1 << 14
+    assert 12_000 < pace._limits.share.reach <= 1 << 14
 
 
 def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
@@ -81,7 +81,7 @@ def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
     for _ in range(150):
         note(pace, 64, 0.001)
     # 72 tokens take 74 ms.
-    assert pace._scheduler.limits.share.whole == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
+    assert pace._limits.share.whole == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
     for _ in range(150):
         pace.note(PromptLoad(), 100, 0.05)
-    assert pace._scheduler.limits.share.whole == pytest.approx(200, rel=0.05)
+    assert pace._limits.share.whole == pytest.approx(200, rel=0.05)
