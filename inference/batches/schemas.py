@@ -12,7 +12,7 @@ _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_S = 14 * 86_400
 
-Metadata = Annotated[
+BatchMetadata = Annotated[
     dict[
         Annotated[str, StringConstraints(min_length=1, max_length=64)],
         Annotated[str, StringConstraints(max_length=512)],
@@ -44,7 +44,7 @@ class BatchRequest(BaseModel):
     input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: str
-    metadata: Metadata | None = None
+    metadata: BatchMetadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
     @field_validator("completion_window")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.contract.errors import InvalidRequest
-from inference.batches.schemas import Metadata
+from inference.batches.schemas import BatchMetadata
 from inference.responses.items import Messages, kept_items
 from inference.responses.schemas import InputItem
 
@@ -23,7 +23,7 @@ class NewConversation(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     items: Items | None = None
-    metadata: Metadata | None = None
+    metadata: BatchMetadata | None = None
 
 
 class ConversationChange(BaseModel):
@@ -31,7 +31,7 @@ class ConversationChange(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    metadata: Metadata | None
+    metadata: BatchMetadata | None
 
 
 class NewItems(BaseModel):

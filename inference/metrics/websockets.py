@@ -13,8 +13,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+ASGISend = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, ASGISend], Awaitable[None]]
 
 ACTIVE = Gauge("vllm:websocket_connections_active", "WebSockets that are open.")
 OPENED = Counter("vllm:websocket_connections", "WebSockets that were opened.")
@@ -28,7 +28,7 @@ SECONDS = Histogram(
 def counted(application: Application) -> Application:
     """The application, its accepted WebSockets counted."""
 
-    async def counting(scope: Message, receive: Receive, send: Send) -> None:
+    async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:
         opened: list[float] = []
 
         async def noting(message: Message) -> None:

@@ -11,7 +11,7 @@ from inference.rendering.pool import beside, note_work
 from inference.responses.compaction import opened
 from inference.responses.schemas import ResponsesRequest
 from inference.resuming.read_until import note_read, read_before
-from storage.access import StoredResponse, access_conversation
+from storage.access import StoredResponse, access_response_chain
 from storage.access_items import access_all_items
 from tenants.authentication import Caller
 from tenants.db_threads import in_db_thread
@@ -40,7 +40,7 @@ async def conversation(caller: Caller, request: ResponsesRequest) -> Said:
         note_read(rows[-1].pk if rows else 0)
         before, chars = [row.item for row in rows], sum(row.size for row in rows)
     elif request.previous_response_id is not None:
-        rows = await in_db_thread(access_conversation, caller, request.previous_response_id)
+        rows = await in_db_thread(access_response_chain, caller, request.previous_response_id)
         before, chars = _items_of(rows), sum(row.chars for row in rows)
     note_work(items=len(before), chars=chars)
     return await beside(_said, before, request, caller.tenant_id)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from engine.contract.errors import InvalidRequest
-from inference.batches.schemas import Metadata
+from inference.batches.schemas import BatchMetadata
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName, Priority, Tier
 from inference.openai.schemas.chat import Effort
@@ -157,7 +157,7 @@ class ResponsesRequest(KnownFields):
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
-    metadata: Metadata | None = None
+    metadata: BatchMetadata | None = None
     service_tier: Tier | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None

@@ -86,7 +86,7 @@ def models(request: HttpRequest) -> dict[str, Any]:
 
 
 @json_view
-def overview(request: HttpRequest) -> dict[str, Any]:
+def overview_json(request: HttpRequest) -> dict[str, Any]:
     """The models that the user's tenants may use, loaded or not, and the replicas behind them.
 
     With `?tenant=` those of this one.

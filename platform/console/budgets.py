@@ -33,10 +33,10 @@ MOST = 200
 @login_required
 def budgets(request: HttpRequest) -> HttpResponse:
     """The budgets of one of the user's tenants."""
-    return opened(request, show)
+    return opened(request, show_budgets)
 
 
-def show(
+def show_budgets(
     request: HttpRequest,
     tenant: Tenant | None,
     *,
@@ -78,7 +78,7 @@ def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
 
 
 @recent_authentication_required
-@deed("budgets", show)
+@deed("budgets", show_budgets)
 def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Set one; the same key, model and period again changes it."""
     named = number_of(request, "key")
@@ -97,7 +97,7 @@ def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 
 @recent_authentication_required
-@deed("budgets", show)
+@deed("budgets", show_budgets)
 def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Lift one."""
     found = access_budget(request.user, tenant, pk)

@@ -31,10 +31,10 @@ MOST = 300
 @login_required
 def prices(request: HttpRequest) -> HttpResponse:
     """Prices of what one may use, each model's newest first."""
-    return show(request)
+    return show_prices(request)
 
 
-def show(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
+def show_prices(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
     """The page, with what was refused."""
     user: Any = request.user
     now = timezone.now()
@@ -76,7 +76,7 @@ def set_price(request: HttpRequest) -> HttpResponse:
             valid_from=_moment(text_of(request, "valid_from")),
         )
     except QuireError as error:
-        return show(request, error)
+        return show_prices(request, error)
     told = warning(made.model, priced_names())
     success(request, f"The price is set: {made} UTC. {told}".strip())
     return redirect("prices")
@@ -94,7 +94,7 @@ def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
             raise NotFound("There is no such price.")
         actions.delete_price(actor=request.user, price=found)
     except QuireError as error:
-        return show(request, error)
+        return show_prices(request, error)
     success(request, "The price is withdrawn.")
     return redirect("prices")
 

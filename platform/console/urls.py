@@ -80,7 +80,7 @@ urlpatterns = [
         conversations.conversation,
         name="console-conversation",
     ),
-    path("console/api/overview", api.overview, name="console-overview"),
+    path("console/api/overview", api.overview_json, name="console-overview"),
     path("console/api/history", history.history, name="console-history"),
     path("console/api/fairness", fairness.figures, name="console-fairness"),
     path("console/tenants/create/", tenants_page.create, name="create-tenant"),

@@ -44,10 +44,10 @@ __all__ = [
     "access_batches",
     "access_completion",
     "access_completions",
-    "access_conversation",
     "access_file",
     "access_files",
     "access_response",
+    "access_response_chain",
     "access_upload",
     "blob_path",
     "is_free",
@@ -135,7 +135,7 @@ def access_response(caller: Caller, public_id: str, param: str = "response_id") 
     return _one(rows, public_id, "response", param)
 
 
-def access_conversation(caller: Caller, public_id: str) -> list[StoredResponse]:
+def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse]:
     """The response and those before it, oldest first, without the requests that made them.
 
     Raises: `NotFound` naming `previous_response_id` when one of them is gone; `InvalidRequest` for

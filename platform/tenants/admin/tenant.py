@@ -15,7 +15,7 @@ FIELDS = ("name", *actions.LIMITS, *actions.OWN)
 LISTED = tuple(name for name in actions.LIMITS if name != "keep_usage_days")
 
 
-class MembershipInline(admin.TabularInline):
+class UserMembershipInline(admin.TabularInline):
     """The tenant's people; changed on the memberships' own page."""
 
     model = Membership
@@ -44,7 +44,7 @@ class TenantAdmin(ActionsAdmin):
     search_fields = ("slug", "name")
     fields = ("slug", *FIELDS, "active", "created_at")
     readonly_fields = ("active", "created_at")
-    inlines = (MembershipInline,)
+    inlines = (UserMembershipInline,)
     actions = ("activate", "deactivate", "rotate_cache_salts")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:

@@ -19,7 +19,7 @@ from tenants.models import Membership, User
 RIGHTS = ("groups", "user_permissions")
 
 
-class MembershipInline(admin.TabularInline):
+class TenantMembershipInline(admin.TabularInline):
     """Where the user belongs; changed on the memberships' own page."""
 
     model = Membership
@@ -51,7 +51,7 @@ class UserAdmin(ActionsAdmin, DjangoUserAdmin):
     """Django's page for users, on our actions."""
 
     list_display = ("username", "email", "is_active", "is_superuser", "last_login", "date_joined")
-    inlines = (MembershipInline,)
+    inlines = (TenantMembershipInline,)
     readonly_fields = ("last_login", "date_joined")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
