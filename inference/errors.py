@@ -137,9 +137,9 @@ def as_quire_error(error: BaseException) -> QuireError:
     if isinstance(error, drf.APIException):
         return _from_drf(error)
     if isinstance(error, Http404):
-        return NotFound("There is nothing here.")
+        return NotFound("Not found.")
     if isinstance(error, RedisError) and is_temporary(error):
-        return ServiceUnavailable("Redis can't be reached right now. Try again in a moment.")
+        return ServiceUnavailable("Redis is unreachable. Try again later.")
     if is_about_storage(error):
         return StorageUnavailable("This can't be read or kept right now. Try again later.")
     if isinstance(error, django_exceptions.RequestDataTooBig):

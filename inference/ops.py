@@ -68,7 +68,7 @@ class MetricsView(GatewayView):
             )
             processes = await published(client.redis, prefix)
         except RedisError as error:
-            raise Overloaded("Metrics can't be read: Redis can't be reached.") from error
+            raise Overloaded("Metrics are unavailable: no connection to Redis.") from error
         stored = {field.decode(): float(value) for field, value in raw.items()}
         beats = [replica.heartbeat for replica in client.fleet]
         body = await asyncio.to_thread(exposition, stored, beats, processes)

@@ -157,7 +157,7 @@ class CountTokensRequest(KnownFields):
 
     def _check_roles(self) -> None:
         if all(message.role == "system" for message in self.messages):
-            raise InvalidRequest("There is no message to answer.", param="messages")
+            raise InvalidRequest("messages must not be empty.", param="messages")
 
     def ignored_fields(self) -> list[str]:
         """Besides: what another service wrote for itself alone, and efforts that nobody knows."""
@@ -188,7 +188,7 @@ class CountTokensRequest(KnownFields):
             raise InvalidRequest("The choice of a tool needs its name.", param="tool_choice.name")
         if choice.name not in [tool.name for tool in self.tools or ()]:
             raise InvalidRequest(
-                f"There is no tool {choice.name[:100]!r} among the tools.", param="tool_choice.name"
+                f"Tool {choice.name[:100]!r} not found in tools.", param="tool_choice.name"
             )
 
     @property

@@ -55,7 +55,7 @@ def view_of(path: str) -> GatewayView:
     try:
         match = get_resolver(URLCONF).resolve(path)
     except Resolver404:
-        raise InvalidRequest(f"There is no endpoint {path!r}.", param="endpoint") from None
+        raise InvalidRequest(f"Endpoint {path!r} not found.", param="endpoint") from None
     kind = getattr(match.func, "cls", None)
     if kind is None or not hasattr(kind, "post"):
         raise InvalidRequest(f"The endpoint {path!r} is not served.", param="endpoint")

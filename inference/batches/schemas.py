@@ -51,7 +51,7 @@ class BatchRequest(BaseModel):
     @classmethod
     def _window(cls, window: str) -> str:
         if not 0 < _seconds(window) <= MAX_WINDOW_S:
-            raise ValueError("must be like '24h': m, h or d, up to '14d'.")
+            raise ValueError("must be a duration such as '24h' (units m, h, d; at most '14d').")
         return window
 
     @property

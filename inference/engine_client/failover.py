@@ -74,7 +74,7 @@ class Watchman:
             try:
                 await self.tick()
             except Exception:  # a watchman that dies of one bad look would leave all unwatched
-                logger.exception("The look at the replicas failed.")
+                logger.exception("replica check failed")
 
     def doubt_redis(self) -> None:
         """A connection broke: at the next look, see whether it's still the same Redis."""
@@ -98,7 +98,7 @@ class Watchman:
         if lost:
             was_at = "" if held is None else f" while it was at {len(held)} requests"
             logger.warning(
-                "%d requests leave replica %s: it died%s.", lost, news.replica_id, was_at
+                "moved %d requests from replica %s: it died%s", lost, news.replica_id, was_at
             )
 
     async def tick(self) -> None:
@@ -111,7 +111,7 @@ class Watchman:
             await self._look()
         except RedisError as error:
             if not self._redis_down:
-                logger.error("Redis can't be used: %s", error)
+                logger.error("Redis unavailable: %s", error)
             self._redis_down = True
             word = refusal_of(error)
             self._refusal = f"{word} {str(error).removeprefix(word).strip()}" if word else ""
@@ -175,7 +175,7 @@ class Watchman:
             else:
                 self.replace(flight)
         for (replica_id, reason), count in lost.items():
-            logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)
+            logger.warning("moved %d requests from replica %s: %s", count, replica_id, reason)
 
     def _forgive(self, flight: Flight) -> None:
         """Replicas that it left unheard and that are heard again were slow: not its fault."""

@@ -52,6 +52,6 @@ class NewsReader:
         try:
             news = protocol.decode_news(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            logger.warning("News of replicas can't be read: %s", error)
+            logger.warning("replica events unreadable: %s", error)
             return
         await self._take(news)

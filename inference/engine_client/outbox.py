@@ -75,7 +75,7 @@ class OutboxReader:
             try:
                 await self._read()
             except RedisError as error:
-                logger.warning("The outbox can't be read: %s. Trying again.", error)
+                logger.warning("outbox read failed, retrying: %s", error)
                 self._on_error()
                 await asyncio.sleep(RETRY_S)
 

@@ -108,7 +108,9 @@ async def _checked(begun: Loaded) -> None:
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             raise InvalidRequest(problem or f"The adapter is {state}.", param="lora_path")
         await asyncio.sleep(LOOK_S)
-    raise ServiceUnavailable("No worker has checked the adapter yet: does one run?")
+    raise ServiceUnavailable(
+        "The adapter was not validated in time. Check that a worker is running."
+    )
 
 
 def _text(body: dict[str, Any], name: str) -> str:

@@ -39,7 +39,7 @@ class StopProfileView(OperatorView):
 
 
 class RpcBody(BaseModel):
-    """A method that all replicas run. None of them takes arguments."""
+    """Method to run on every replica; takes no arguments."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

@@ -127,7 +127,7 @@ class FileContentView(GatewayView):
         try:
             file = await asyncio.to_thread(Path.open, path, "rb")
         except FileNotFoundError:
-            raise NotFound("The file's content is gone.", param="id") from None
+            raise NotFound("The content of the file no longer exists.", param="id") from None
         response = StreamingHttpResponse(_chunks(file), content_type="application/octet-stream")
         response["Content-Length"] = str(row.size)
         response["Content-Disposition"] = content_disposition_header(True, row.filename)

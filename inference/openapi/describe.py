@@ -31,7 +31,7 @@ from inference.responses import views as responses
 from inference.responses.schemas import ResponsesRequest
 
 FOUND = (*READ, 404)
-MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Only its replicas.")
+MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Limit to this model's replicas.")
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 CHANGED = (*FOUND, 409, 415, 422)
 LISTED: dict[str, Any] = {"style": "form", "explode": True}
@@ -46,8 +46,8 @@ def report(view: type[organization.ReportView]) -> dict[str, Any]:
             service_answers.Report,
             statuses=FOUND,
             parameters=(
-                OpenApiParameter("start_time", int, required=True, description="Seconds."),
-                OpenApiParameter("end_time", int, description="Seconds; not included."),
+                OpenApiParameter("start_time", int, required=True, description="Unix time."),
+                OpenApiParameter("end_time", int, description="Unix seconds, exclusive."),
                 OpenApiParameter("bucket_width", str, enum=list(view.widths), default="1d"),
                 OpenApiParameter("group_by", str, enum=list(view.groups), many=True, **LISTED),
                 *(OpenApiParameter(name, str, many=True, **LISTED) for name in names),
@@ -117,8 +117,8 @@ VIEWS: dict[Any, dict[str, Any]] = {
             streams=True,
             statuses=FOUND,
             parameters=(
-                OpenApiParameter("stream", bool, description="Its events instead."),
-                OpenApiParameter("starting_after", int, description="The last event's number."),
+                OpenApiParameter("stream", bool, description="Stream the events."),
+                OpenApiParameter("starting_after", int, description="Last event received."),
             ),
         ),
         "delete": operation("Responses", answers.Deleted, statuses=FOUND),

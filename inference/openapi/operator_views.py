@@ -13,7 +13,7 @@ from inference.openapi import service_answers
 from inference.openapi.operations import READ, WRITE, operation
 
 FOUND = (*READ, 404)
-MODEL = OpenApiParameter("model", str, description="Only its replicas.")
+MODEL = OpenApiParameter("model", str, description="Limit to this model's replicas.")
 
 
 def told(request: Any = None, *parameters: OpenApiParameter) -> Any:

@@ -47,7 +47,7 @@ class SessionWatch:
             try:
                 living = await in_db_thread(living_sessions, set(looked_at.values()))
             except (DatabaseError, InterfaceError) as error:
-                logger.warning("sessions of open sockets can't be looked at: %s", error)
+                logger.warning("session check of open sockets failed: %s", error)
                 continue
             gone = [
                 ended

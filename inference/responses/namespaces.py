@@ -98,7 +98,7 @@ def chosen(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
     ]
     if not found:
         raise InvalidRequest(
-            f"There is no {what} {str(name)[:100]!r} among the tools.", param="tool_choice"
+            f"{what.capitalize()} {str(name)[:100]!r} not found in tools.", param="tool_choice"
         )
     if len(found) > 1:
         names = " or ".join(each.name for each in found[:5])

@@ -63,7 +63,7 @@ class WorkLoop:
     def start(self, kind: str, public_id: str) -> None:
         """Begin a piece of work unless it runs here or there's no room. From any thread."""
         if kind not in self._runners:
-            raise ValueError(f"There is no work of the kind {kind!r}.")
+            raise ValueError(f"Unknown job kind {kind!r}.")
         self._loop.call_soon_threadsafe(self._start, kind, public_id)
 
     def _start(self, kind: str, public_id: str) -> None:

@@ -32,7 +32,7 @@ def access_adapter(user: Reader, tenant: Tenant | None, pk: int) -> Adapter:
     """Raises `NotFound`."""
     found = access_adapters(user, tenant).filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such adapter.")
+        raise NotFound("Adapter not found.")
     return found
 
 
@@ -71,5 +71,5 @@ def access_upload(user: Reader, tenant: Tenant | None, public_id: str) -> Adapte
     """Raises `NotFound`."""
     found = access_uploads(user, tenant).filter(public_id=public_id).first()
     if found is None:
-        raise NotFound("There is no such upload.")
+        raise NotFound("Upload not found.")
     return found

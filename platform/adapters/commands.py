@@ -14,7 +14,7 @@ def add_adapter_arguments(parser: CommandParser) -> None:
     """Which adapter."""
     parser.add_argument("name", help="NAME, or MODEL:NAME")
     parser.add_argument(
-        "--tenant", metavar="NAME", help="whose it is (default: shared by all tenants)"
+        "--tenant", metavar="NAME", help="owning tenant (default: shared with all tenants)"
     )
 
 

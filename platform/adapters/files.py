@@ -78,8 +78,7 @@ def check_name(name: str) -> None:
         )
     if len(name.encode()) > MAX_NAME_BYTES:
         raise AdapterInvalid(
-            f"{name[:100]!r} is the begin of a name of more than {MAX_NAME_BYTES} bytes: give the "
-            "file a shorter one.",
+            f"File name is longer than {MAX_NAME_BYTES} bytes: {name[:100]!r}...",
             param="files",
         )
 

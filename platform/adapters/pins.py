@@ -128,6 +128,6 @@ def _beats() -> list[Heartbeat]:
         ids = sorted(known_replicas(client, prefix))
         return list(read_heartbeats(client, prefix, ids).values())
     except (redis.RedisError, OSError) as error:
-        raise ServiceUnavailable("Replicas can't be reached: Redis is down.") from error
+        raise ServiceUnavailable("Replicas are unreachable: no connection to Redis.") from error
     finally:
         client.close()

@@ -132,9 +132,11 @@ def _allowed(path: str, resolver: str) -> Path:
     inside = any(found.is_relative_to(place) for place in allowed)
     fetched = resolver == HUB_RESOLVER and is_fetched(found)
     if not fetched and (not inside or found.is_relative_to(adapters_dir().resolve())):
-        logger.error("%s named %s, which is in no folder of adapters.", resolver, found)
-        raise AdapterInvalid("Its files lie where no adapters may come from.", param="model")
+        logger.error("%s returned %s, which is outside the allowed directories", resolver, found)
+        raise AdapterInvalid(
+            "The adapter's files are outside the allowed directories.", param="model"
+        )
     if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):
-        logger.error("%s named %s, which isn't there.", resolver, found)
-        raise AdapterInvalid("Its files are not there.", param="model")
+        logger.error("%s returned %s, which doesn't exist", resolver, found)
+        raise AdapterInvalid("The adapter's files don't exist.", param="model")
     return found

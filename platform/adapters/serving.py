@@ -88,7 +88,7 @@ def _base(name: str) -> ServedModel:
     if name:
         found = loaded.filter(name=name).first()
         if found is None:
-            raise NotFound(f"There is no model {name[:200]!r}.", param="model")
+            raise NotFound(f"Model {name[:200]!r} not found.", param="model")
         return found
     several = list(loaded[:2])
     if len(several) != 1:

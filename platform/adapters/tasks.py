@@ -45,7 +45,7 @@ def sweep() -> None:
 def keep_pins() -> None:
     """Replicas learn what to keep in memory, and what no more."""
     if sent := pins.keep():
-        logger.info("told replicas of %d pinned adapters", sent)
+        logger.info("synced %d pinned adapters to replicas", sent)
 
 
 @worker_shutting_down.connect

@@ -116,7 +116,7 @@ def _only(cards: Cards) -> ModelCard:
     if len(own) == 1:
         return own[0]
     if not cards:
-        raise ModelNotFound("There is no model that you have access to.", param="model")
+        raise ModelNotFound("You don't have access to any model.", param="model")
     raise InvalidRequest(
         "Missing required parameter: 'model'. It may be left out only if this key has one model.",
         param="model",
@@ -174,7 +174,7 @@ def _read_names() -> list[str]:
     try:
         return list(loaded.values_list("name", flat=True))
     except (DatabaseError, InterfaceError) as error:
-        raise ServiceUnavailable("The catalogue can't be read right now.") from error
+        raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
 
 
 def _read_cards(tenant_id: int) -> Cards:

@@ -67,7 +67,9 @@ def load_model(
     model = ServedModel.objects.select_for_update().filter(name=name).first()
     if model is None:
         if not source:
-            raise InvalidRequest(f"There is no model {name!r} yet: name its folder.", param="name")
+            raise InvalidRequest(
+                f"Model {name!r} not found. To add it, pass the path of its folder.", param="name"
+            )
         model = ServedModel(name=name)
     elif not why_failed(model):
         _refuse_while_in_use(model)
@@ -240,7 +242,9 @@ def check_source(source: str) -> str:
         return str(path.resolve())
     if path.is_dir():
         if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-            raise InvalidRequest(f"{path} holds no config.json: no model folder.", param="source")
+            raise InvalidRequest(
+                f"{path} is not a model folder: config.json is missing.", param="source"
+            )
         return str(path.resolve())
     looks_like_a_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
     if looks_like_a_path or path.exists():
@@ -250,7 +254,7 @@ def check_source(source: str) -> str:
 
 def _known_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(columns) - CHANGEABLE):
-        raise InvalidRequest(f"There is no model setting {unknown[0]}.", param=unknown[0])
+        raise InvalidRequest(f"Unknown model setting {unknown[0]!r}.", param=unknown[0])
     return {name: value for name, value in columns.items() if value is not None}
 
 

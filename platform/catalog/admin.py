@@ -183,7 +183,7 @@ class ReplicaAdmin(ReadOnlyAdmin, ActionsAdmin):
         """The start of what is wrong, if anything is."""
         return replica.detail[:120]
 
-    @admin.action(description="Drain selected replicas and start them anew", permissions=["view"])
+    @admin.action(description="Drain and restart selected replicas", permissions=["view"])
     def drain(self, request: HttpRequest, rows: QuerySet[Replica]) -> None:
         """Their streams finish first."""
         self.each(

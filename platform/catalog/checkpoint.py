@@ -217,7 +217,7 @@ def _shards(folder: Path) -> list[Path]:
         found = [folder / name for name in shard_names(parse_object(read_text(index), index))]
     there = [path for path in found[:MOST_SHARDS] if path.is_file()]
     if not there or len(there) < len(found):
-        raise InvalidRequest(f"{folder} lacks its weights in safetensors.", param="source")
+        raise InvalidRequest(f"No .safetensors files found in {folder}.", param="source")
     return there
 
 

@@ -10,5 +10,5 @@ def find_model(name: str) -> ServedModel:
     model = ServedModel.objects.filter(name=name).first()
     if model is None:
         known = ", ".join(ServedModel.objects.values_list("name", flat=True)[:20]) or "none yet"
-        raise CommandError(f"There is no model {name!r}. Models: {known}.")
+        raise CommandError(f"Model {name!r} not found. Models: {known}.")
     return model

@@ -21,6 +21,8 @@ def send_control(replica_id: str, command: str, **details: Any) -> None:
             {protocol.FIELD: protocol.encode(Control(command=command, **details))},
         )
     except (redis.RedisError, OSError) as error:
-        raise ServiceUnavailable(f"{replica_id} can't be reached: Redis is away.") from error
+        raise ServiceUnavailable(
+            f"Replica {replica_id} is unreachable: no connection to Redis."
+        ) from error
     finally:
         client.close()

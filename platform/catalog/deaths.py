@@ -41,7 +41,7 @@ def watch(
         try:
             announce(client, prefix, replica_id, process.pid, last)
         except redis.RedisError as error:
-            logger.warning("the death of %s can't be told: %s", replica_id, error)
+            logger.warning("exit of replica %s not published: %s", replica_id, error)
 
     threading.Thread(target=wait, name=f"watch-{process.pid}", daemon=True).start()
 

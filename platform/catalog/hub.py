@@ -122,12 +122,14 @@ def asking(
     try:
         yield
     except OfflineModeIsEnabled as error:
-        raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
+        raise HubUnavailable("Access to the hub is disabled (HF_HUB_OFFLINE).") from error
     except HFValidationError as error:
         raise wrong(str(error), param=param) from error
     except (HfHubHTTPError, *_http_errors(), OSError) as error:
         said = " ".join(str(error).split())[:300]
-        raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
+        raise HubUnavailable(
+            f"The hub is unreachable or has no repository {repository}: {said}"
+        ) from error
 
 
 def _http_errors() -> list[type[Exception]]:

@@ -86,7 +86,7 @@ def _wake(name: str) -> bool:
             transaction.on_commit(lambda: _tell(row))
             return True
     except (DatabaseError, InterfaceError) as error:
-        raise ServiceUnavailable("The catalogue can't be read right now.") from error
+        raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
 
 
 def _comes(row: ServedModel) -> bool:

@@ -99,9 +99,7 @@ class Supervisor:
             # What runs goes on; what was wanted a moment ago is kept.
             for slot in self.slots.values():
                 slot.excuse()
-            self._complain(
-                f"the catalogue can't be read right now, trying again: {sentence(error)}"
-            )
+            self._complain(f"model catalogue unavailable, retrying: {sentence(error)}")
         finally:
             close_old_connections()
 

@@ -26,7 +26,7 @@ class SteadyScheduler(Scheduler):  # type: ignore[misc]
         """Ask for what is due; seconds until the next look."""
         now: datetime = self.app.now()
         if self._seen is not None and now < self._seen - SET_BACK:
-            logger.warning("the clock was set back: the schedule begins anew")
+            logger.warning("clock set back, schedule restarted")
             for entry in self.schedule.values():
                 entry.last_run_at = now
             self._heap = None

@@ -61,7 +61,7 @@ def adapter(request: HttpRequest, pk: int) -> HttpResponse:
     try:
         tenant = named_tenant(request)
         if tenant is None:
-            raise NotFound("There is no such adapter.")
+            raise NotFound("Adapter not found.")
         return _one(request, tenant, pk)
     except QuireError as error:
         return _list(request, first_tenant(request.user), error=error)
@@ -343,7 +343,7 @@ def _one(
     user: Any = request.user
     found = _with_all(access.access_adapters(user, tenant)).filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such adapter.")
+        raise NotFound("Adapter not found.")
     context = _common(request, tenant, error)
     use = usage_of(user, tenant, [found])[found.pk]
     where = _residency([found], operator=context["operator"])

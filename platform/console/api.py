@@ -46,7 +46,7 @@ def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
         except QuireError as error:
             return error_response(error)
         except redis.RedisError as error:
-            told = ServiceUnavailable("Redis can't be reached; replicas are unknown right now.")
+            told = ServiceUnavailable("Replicas are unknown: no connection to Redis.")
             told.__cause__ = error
             return error_response(told)
 

@@ -93,7 +93,7 @@ def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
             try:
                 tenant = named_tenant(request)
                 if tenant is None and where:
-                    raise NotFound("There is nothing here.")
+                    raise NotFound("Not found.")
                 return show(request, tenant, name, function, **where)
             except QuireError as error:
                 return show(request, first_tenant(request.user), name, None, error=error)
@@ -331,13 +331,13 @@ def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
     try:
         tenant = named_tenant(request)
         if tenant is None:
-            raise NotFound("There is no such file.")
+            raise NotFound("File not found.")
         row: StoredFile = access.access_file(reader(request, tenant), public_id)
         path = blob_path(row.tenant_id, row.public_id)
         try:
             content = path.open("rb")
         except FileNotFoundError:
-            raise NotFound("The file's content is gone.") from None
+            raise NotFound("The content of the file no longer exists.") from None
     except QuireError as error:
         return show(request, first_tenant(request.user), "files", None, error=error)
     response = FileResponse(

@@ -72,7 +72,7 @@ def check_prover(user: User | Actor, *slugs: str) -> None:
         tenant = access_tenant(user, slug)
         require_role(as_actor(user), tenant, Role.ADMIN)
         if not tenant.active:
-            raise PermissionDenied(f"{slug} is switched off.", code="tenant_inactive")
+            raise PermissionDenied(f"The tenant {slug} is disabled.", code="tenant_inactive")
 
 
 async def prove(user: User, *, tenant: str, other: str, model: str) -> dict[str, Any]:

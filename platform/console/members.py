@@ -107,7 +107,7 @@ def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """End an invitation."""
     found = access_invitation(request.user, tenant, pk)
     actions.revoke_invitation(actor=request.user, invitation=found)
-    return {"text": f"The invitation of {found.email} has ended."}
+    return {"text": f"Invitation for {found.email} revoked."}
 
 
 @recent_authentication_required
@@ -146,4 +146,4 @@ def retire_account(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, A
     """Switch a program off and revoke its keys."""
     account = access_service_account(request.user, tenant, pk)
     actions.retire_service_account(actor=request.user, account=account)
-    return {"text": f"{account} is switched off; its keys are revoked."}
+    return {"text": f"Service account {account} deactivated; its keys are revoked."}

@@ -91,7 +91,7 @@ def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
     try:
         found = access_prices().filter(pk=pk).first()
         if found is None:
-            raise NotFound("There is no such price.")
+            raise NotFound("Price not found.")
         actions.delete_price(actor=request.user, price=found)
     except QuireError as error:
         return show_prices(request, error)

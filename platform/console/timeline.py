@@ -18,15 +18,15 @@ COLD = {
     "all_tokens_needed": "this request needs every token of its prompt computed",
 }
 REASONS = {
-    "stop": "the model finished, or a stop string came",
-    "length": "the token limit was reached",
-    "abort": "it was aborted",
-    "error": "it failed",
-    "budget": "the budget or the reserved tokens were used up",
-    "repetition": "it repeated itself",
+    "stop": "model finished or stop sequence reached",
+    "length": "token limit reached",
+    "abort": "aborted",
+    "error": "failed",
+    "budget": "budget or reserved tokens used up",
+    "repetition": "repetition detected",
 }
 #: The same for requests that generate nothing.
-POOLED = "its vectors, labels or scores were ready"
+POOLED = "result ready"
 
 
 @dataclass(frozen=True, slots=True)

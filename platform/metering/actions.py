@@ -125,7 +125,7 @@ def set_budget(
     _check_right(actor, tenant, key)
     if key is not None:
         if key.tenant_id != tenant.pk:
-            raise NotFound("There is no such key.", param="key")
+            raise NotFound("Key not found.", param="key")
         key = key.first or key
     _check_name(model, access_served_models(tenant))
     if tokens is None and amount is None:
@@ -195,7 +195,7 @@ def try_webhook(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
     require_role(actor, tenant, Role.ADMIN)
     queued = queue_event(tenant, "webhook.test", {"sent_by": actor.label})
     if queued is None:
-        raise NotFound("There is no webhook.")
+        raise NotFound("The tenant has no webhook.")
     record(actor=actor, action="webhook.test", target=queued, tenant=tenant)
     return queued
 
@@ -227,7 +227,7 @@ def delete_webhook(*, actor: Actor | User, tenant: Tenant) -> None:
     require_role(actor, tenant, Role.ADMIN)
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
-        raise NotFound("There is no webhook.")
+        raise NotFound("The tenant has no webhook.")
     record(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
     hook.delete()
 

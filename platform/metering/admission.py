@@ -201,7 +201,9 @@ async def take_over(caller: Caller, asking: Asking, *, gateway: str) -> Admissio
     try:
         taken = await run_script(redis_link(), "adopt", names, arguments)
     except (RedisError, OSError) as error:
-        raise ServiceUnavailable("The stream can't be taken over right now. Try again.") from error
+        raise ServiceUnavailable(
+            "The stream can't be resumed right now. Try again later."
+        ) from error
     return replace(UNLIMITED, rates=asked.rates, held=True) if taken else None
 
 
@@ -328,8 +330,8 @@ def _over(
 
 def _too_many(limit: RunningLimit) -> RateLimited:
     return RateLimited(
-        f"This {limit.owner} has {limit.most} requests running, the most that it may. Try again "
-        "when one has ended.",
+        f"Concurrency limit reached for this {limit.owner}: {limit.most} running requests. "
+        "Try again later.",
         retry_after=RUNNING_RETRY_S,
     )
 

@@ -120,7 +120,7 @@ class Spool:
 
     def bury(self, entry_id: bytes, fields: dict[bytes, bytes] | None, reason: str) -> None:
         """Keep an entry that is no record apart."""
-        logger.error("entry %s of the usage spool is set apart: %s", entry_id.decode(), reason)
+        logger.error("usage spool entry %s moved to dead letters: %s", entry_id.decode(), reason)
         data: dict[Any, Any] = {**(fields or {}), b"reason": reason}
         self.client.xadd(key("usage:dead"), data, maxlen=DEAD_LETTERS_MAX, approximate=True)
         self.done([entry_id])

@@ -58,9 +58,9 @@ class Keeper(threading.Thread):
             try:
                 beat(client)
             except (redis.RedisError, OSError) as error:
-                logger.debug("no beat: %s", error)
+                logger.debug("gateway heartbeat failed: %s", error)
             except Exception:
-                logger.exception("Settling what a dead gateway left failed.")
+                logger.exception("settling the open requests of a dead gateway failed")
             self._stopping.wait(BEAT_S)
         client.close()
 
@@ -109,7 +109,7 @@ def bury(client: redis.Redis, gateway: str) -> int:
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
     if left:
-        logger.warning("Gateway %s is gone; %d requests of it were settled.", gateway, len(left))
+        logger.warning("gateway %s died: settled %d open requests", gateway, len(left))
     return len(left)
 
 

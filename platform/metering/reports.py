@@ -89,14 +89,14 @@ def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | N
     """
     if OPERATOR not in caller.scopes:
         if strangers := [slug for slug in named if slug != caller.tenant]:
-            raise NotFound(f"There is no project {strangers[0][:80]!r}.", param="project_ids")
+            raise NotFound(f"Project {strangers[0][:80]!r} not found.", param="project_ids")
         return [caller.tenant_id]
     if not named:
         return None
     found = dict(Tenant.objects.filter(slug__in=named).values_list("slug", "pk"))
     for slug in named:
         if slug not in found:
-            raise NotFound(f"There is no project {slug[:80]!r}.", param="project_ids")
+            raise NotFound(f"Project {slug[:80]!r} not found.", param="project_ids")
     return list(found.values())
 
 

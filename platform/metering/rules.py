@@ -158,7 +158,7 @@ def read_rules(tenant_id: int) -> Rules:
             _prices.put("all", prices)
         return Rules(zone or "UTC", budgets, families_of(narrowed), dict(prices))
     except (DatabaseError, InterfaceError) as error:
-        raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
+        raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
 
 
 def families_of(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:

@@ -57,10 +57,10 @@ def seed(limit: Limit) -> None:
             if client.eval(text, len(names), *names, *values):
                 return
     except (DatabaseError, InterfaceError) as error:
-        raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
+        raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
     finally:
         client.close()
-    raise ServiceUnavailable("Budgets are being counted anew. Try again in a moment.")
+    raise ServiceUnavailable("Budget counters are being rebuilt. Try again in a moment.")
 
 
 def spent(limit: Limit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:

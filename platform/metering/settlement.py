@@ -91,7 +91,7 @@ async def settle(
         else:
             await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
     except (RedisError, OSError) as error:
-        logger.warning("usage of %s goes past the spool: %s", record.request_id, error)
+        logger.warning("usage of %s written directly to the database: %s", record.request_id, error)
         if admission.held:
             _unsettled.append((record, account))
         await _without_redis(record)
@@ -114,9 +114,9 @@ async def _without_redis(record: UsageRecord) -> None:
         await in_db_thread(insert_records, [record])
     except (DatabaseError, InterfaceError) as error:
         if len(_waiting) >= MAX_WAITING:
-            logger.error("usage lost, everything is away: %r", _waiting.popleft())
+            logger.error("usage lost, Redis and database unreachable: %r", _waiting.popleft())
         _waiting.append(record)
-        logger.error("usage of %s waits in memory: %s", record.request_id, error)
+        logger.error("usage of %s buffered in memory: %s", record.request_id, error)
 
 
 def take_waiting() -> list[UsageRecord]:

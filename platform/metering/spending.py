@@ -66,7 +66,7 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
     """Raises `NotFound`."""
     budget = access_budgets(user, tenant).filter(pk=pk).first()
     if budget is None:
-        raise NotFound("There is no such budget.")
+        raise NotFound("Budget not found.")
     return budget
 
 
@@ -89,7 +89,7 @@ def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDeliv
     """Raises `NotFound`, `PermissionDenied`."""
     found = access_deliveries(user, tenant).filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such delivery.")
+        raise NotFound("Delivery not found.")
     return found
 
 
@@ -114,7 +114,7 @@ def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list
             for budget, limit, found in zip(budgets, limits, _counters(limits), strict=True)
         ]
     except (DatabaseError, InterfaceError) as error:
-        raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
+        raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
 
 
 def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:

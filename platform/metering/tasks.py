@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def alerts() -> None:
     """Tell tenants of budgets that are nearly spent."""
     if told := send_alerts():
-        logger.info("told of %d budgets", told)
+        logger.info("sent %d budget alerts", told)
 
 
 @shared_task(name=DELIVER)

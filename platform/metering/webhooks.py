@@ -174,7 +174,7 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
         row.delivered_at, row.next_try_at = timezone.now(), None
         return
     told = row.error or f"it answered {row.status}"
-    logger.warning("the webhook of %s was not told of %s: %s", row.tenant, row, told)
+    logger.warning("webhook delivery failed: tenant %s, event %s: %s", row.tenant, row, told)
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:

@@ -60,5 +60,5 @@ def _of(user: User) -> QuerySet[SavedConversation]:
 def _one(rows: QuerySet[SavedConversation], public_id: str) -> SavedConversation:
     row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
     if row is None:
-        raise NotFound("There is no such conversation.", param="conversation")
+        raise NotFound("Conversation not found.", param="conversation")
     return row

@@ -39,7 +39,7 @@ def tenant_dir(tenant_id: int) -> Path:
 def blob_path(tenant_id: int, public_id: str, suffix: str = "") -> Path:
     """A file's place. Raises `NotFound` for a text that can't be an id."""
     if not is_id(public_id):
-        raise NotFound("There is no such file.")
+        raise NotFound("File not found.")
     return tenant_dir(tenant_id) / f"{public_id}{suffix}"
 
 

@@ -18,7 +18,7 @@ class TooMuchWaiting(QuireError):
 def check_waiting(count: int, most: int, what: str) -> None:
     """Raise `TooMuchWaiting` when there is no room for one more; 0 is no limit."""
     if most and count >= most:
-        raise TooMuchWaiting(f"This tenant may have {most} {what} waiting and running at a time.")
+        raise TooMuchWaiting(f"Limit of {most} unfinished {what} per tenant reached.")
 
 
 class StorageFull(InvalidRequest):

@@ -35,7 +35,7 @@ def access_tenant(user: Reader, slug: str) -> Tenant:
     """Raises `NotFound` for a tenant that isn't there or isn't the user's."""
     tenant = access_tenants(user).filter(slug=slug).first()
     if tenant is None:
-        raise NotFound(f"There is no tenant {slug!r}.", param="tenant")
+        raise NotFound(f"Tenant {slug!r} not found.", param="tenant")
     return tenant
 
 
@@ -66,7 +66,7 @@ def access_member(user: Reader, tenant: Tenant, pk: int) -> Membership:
     """Raises `NotFound`."""
     membership = access_members(user, tenant).filter(pk=pk).first()
     if membership is None:
-        raise NotFound("There is no such member.")
+        raise NotFound("Member not found.")
     return membership
 
 
@@ -86,7 +86,7 @@ def access_key(user: Reader, tenant: Tenant, pk: int) -> ApiKey:
     """Raises `NotFound`."""
     key = access_keys(user, tenant).filter(pk=pk).first()
     if key is None:
-        raise NotFound("There is no such key.")
+        raise NotFound("Key not found.")
     return key
 
 
@@ -112,7 +112,7 @@ def access_service_account(user: Reader, tenant: Tenant, pk: int) -> ServiceAcco
     """Raises `NotFound`."""
     account = access_service_accounts(user, tenant).filter(pk=pk).first()
     if account is None:
-        raise NotFound("There is no such service account.")
+        raise NotFound("Service account not found.")
     return account
 
 
@@ -126,7 +126,7 @@ def access_user(user: Reader, pk: int) -> User:
     """Raises `NotFound`, and what `access_users` raises."""
     found = access_users(user).filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such user.")
+        raise NotFound("User not found.")
     return found
 
 
@@ -140,5 +140,5 @@ def access_invitation(user: Reader, tenant: Tenant, pk: int) -> Invitation:
     """Raises `NotFound`."""
     found = access_invitations(user, tenant).filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such invitation.")
+        raise NotFound("Invitation not found.")
     return found

@@ -83,7 +83,7 @@ def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
         return
     found = actor.role_in(tenant)
     if found is None:
-        raise NotFound(f"There is no tenant {tenant.slug!r}.")
+        raise NotFound(f"Tenant {tenant.slug!r} not found.")
     if found.rank < role.rank:
         raise PermissionDenied(f"This needs the role {role.label.lower()} in {tenant.slug}.")
 

@@ -62,7 +62,7 @@ MISSING = Refusal(
 )
 REVOKED = Refusal("This API key was revoked.")
 EXPIRED = Refusal("This API key has expired.")
-INACTIVE = Refusal("This tenant is switched off.", forbidden=True)
+INACTIVE = Refusal("This tenant is disabled.", forbidden=True)
 NO_HOLDER = Refusal("The holder of this API key may no longer use it.")
 NO_MEMBER = Refusal("You are in no active tenant.", forbidden=True)
 
@@ -410,7 +410,7 @@ def _caller(
 
 
 def _unavailable(error: Exception) -> ServiceUnavailable:
-    logger.error("keys can't be checked, the database is away: %s", error)
+    logger.error("key check failed, database unreachable: %s", error)
     return ServiceUnavailable("Keys can't be checked right now. Try again in a moment.")
 
 

@@ -57,7 +57,7 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--keep-usage-days",
         type=int,
         metavar="N",
-        help=f"single requests stay in the usage ledger for N days; 0: for ever{also('0')}",
+        help=f"days to keep single requests in the usage ledger; 0: forever{also('0')}",
     )
     parser.add_argument(
         "--keep-content-days",
@@ -69,12 +69,12 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     parser.add_argument(
         "--store-prompts",
         action=BooleanOptionalAction,
-        help=f"keep what was asked and answered with the records of requests{also('no')}",
+        help=f"store prompts and completions with request logs{also('no')}",
     )
     parser.add_argument(
         "--weight",
         type=float,
-        help=f"how much of a busy engine it gets in proportion to other tenants{also('1')}",
+        help=f"share of a busy engine relative to other tenants{also('1')}",
     )
     parser.add_argument(
         "--kv-reserved-fraction",
@@ -111,13 +111,13 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--max-running-requests",
         type=int,
         metavar="N",
-        help=f"requests that run at a time, of all of its keys; 0: no limit{also('0')}",
+        help=f"maximum concurrent requests of the tenant; 0: no limit{also('0')}",
     )
     parser.add_argument(
         "--max-context-tokens",
         type=int,
         metavar="N",
-        help=f"most tokens of a request, prompt and output together; 0: the model's{also('0')}",
+        help=f"maximum tokens of a request, prompt plus output; 0: the model's limit{also('0')}",
     )
     parser.add_argument(
         "--allowed-models",
@@ -153,7 +153,7 @@ def find_key(text: str) -> ApiKey:
     public_id = rest[: secrets.PUBLIC_CHARS]
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
     if key is None:
-        raise CommandError(f"There is no key {public_id!r}. See manage.py list_keys.")
+        raise CommandError(f"Key {public_id!r} not found. See manage.py list_keys.")
     return key
 
 

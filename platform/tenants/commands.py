@@ -134,7 +134,7 @@ def find_tenant(slug: str) -> Tenant:
     tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
         known = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
-        raise CommandError(f"There is no tenant {slug!r}. Tenants: {known}.")
+        raise CommandError(f"Tenant {slug!r} not found. Tenants: {known}.")
     return tenant
 
 
@@ -142,7 +142,7 @@ def find_user(username: str) -> User:
     """The user, or a `CommandError`."""
     user = User.objects.filter(username=username).first()
     if user is None:
-        raise CommandError(f"There is no user {username!r}. See manage.py list_users.")
+        raise CommandError(f"User {username!r} not found. See manage.py list_users.")
     return user
 
 

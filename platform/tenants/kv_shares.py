@@ -31,7 +31,7 @@ def check_kv_shares(tenant: Tenant) -> None:
     total = math.fsum(shares)
     if total > MAX_RESERVED + 1e-9:
         raise InvalidRequest(
-            f"All tenants' reserves would add up to {total:g} of the KV cache; at most "
-            f"{MAX_RESERVED:g} may be reserved, so that others can run.",
+            f"Reserved KV cache of all tenants would be {total:g}; the maximum is "
+            f"{MAX_RESERVED:g}.",
             param="kv_reserved_fraction",
         )

@@ -34,7 +34,7 @@ async def apublish(topic: str, data: dict[str, Any], *, tenant_id: int = ALL) ->
             message = {"type": "live", "topic": topic, "tenant_id": each, "data": data}
             await layer.group_send(group_of(topic, each), message)
     except (redis.RedisError, OSError) as error:
-        logger.debug("%s isn't told: %s", topic, error)
+        logger.debug("live update %s not sent: %s", topic, error)
 
 
 publish = async_to_sync(apublish)

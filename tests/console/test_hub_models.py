@@ -149,4 +149,4 @@ def test_a_hub_that_does_not_answer_is_named(
     assert wrong.value.param == "source"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     off = login("root").get(f"/console/models/{model.pk}/?hub=yes").content.decode()
-    assert "switched off here" in off
+    assert "is disabled (HF_HUB_OFFLINE)" in off

@@ -153,7 +153,7 @@ def test_a_fallback_must_be_another_model_and_stays_while_it_is_one(
 ) -> None:
     root = login("root")
     shelved = ServedModel.objects.get(name="shelved")
-    for given, told in ((["nothing"], "There is no model"), (["quill"], "must be another model")):
+    for given, told in ((["nothing"], "not found."), (["quill"], "must be another model")):
         page = root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=given))
         assert told in page.content.decode()
     root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=["shelved"]))

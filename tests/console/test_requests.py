@@ -189,9 +189,9 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
     fields = {"endpoint": "embeddings", "finish_reason": "stop", "status": 200}
     make("embeddings-1", "acme", note, **fields)
     page = login("ada").get("/console/requests/embeddings-1/").content.decode()
-    for text in ("prompt 1: 1 chunk", "its vectors, labels or scores were ready", "dimensions"):
+    for text in ("prompt 1: 1 chunk", "result ready", "dimensions"):
         assert text in page, text
-    for text in ("First token", "stop string", "tokens so far", "output 0"):
+    for text in ("First token", "stop sequence", "tokens so far", "output 0"):
         assert text not in page, text
 
 

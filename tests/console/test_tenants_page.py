@@ -93,7 +93,7 @@ def test_fault_45_the_sum_of_reserves_stands_beside_the_field(people: Login) -> 
     refused = root.post("/console/tenants/acme/limits/", FORM)
     assert refused.status_code == 400
     html = refused.content.decode()
-    assert "would add up to 1.1 of the KV cache" in html
+    assert "Reserved KV cache of all tenants would be 1.1" in html
     assert 'value="0.5"' in html
     assert Tenant.objects.get(slug="acme").kv_reserved_fraction == 0
     assert "60 %" in root.get("/console/fairness/").content.decode()

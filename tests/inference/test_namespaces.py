@@ -118,7 +118,7 @@ async def test_a_choice_may_name_one_of_them(
             "tool_choice",
             "computer__state or phone__state",
         ),
-        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "There is no function"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "not found in tools"),
     ],
 )
 async def test_what_cant_be_meant_is_refused_by_its_field(

@@ -46,7 +46,7 @@ def test_commands_name_what_is_missing(world: World, tmp_path: Path) -> None:
     served()
     with pytest.raises(CommandError, match="There is no adapter 'x' shared by all"):
         call_command("promote_adapter", "x")
-    with pytest.raises(CommandError, match="no tenant 'nobody'"):
+    with pytest.raises(CommandError, match="Tenant 'nobody' not found"):
         call_command("list_adapters", tenant="nobody")
     with pytest.raises(CommandError, match=r"There is no folder or \.gguf file /"):
         call_command("load_adapter", str(tmp_path / "nothing"), model="base")

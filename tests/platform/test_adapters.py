@@ -437,7 +437,7 @@ def test_a_hub_that_nobody_reaches_fails_the_version_at_once(
     work.work_on(version.pk)
     version.refresh_from_db()
     assert version.state == VersionState.FAILED
-    assert "The hub can't be reached" in version.problem
+    assert "The hub is unreachable" in version.problem
 
 
 @database

@@ -14,7 +14,7 @@ def test_a_gguf_file_is_a_source(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     with pytest.raises(InvalidRequest, match="There is no folder"):
         check_source(str(file))
-    with pytest.raises(InvalidRequest, match="no model folder"):
+    with pytest.raises(InvalidRequest, match="is not a model folder"):
         check_source(str(tmp_path))
     file.write_bytes(b"GGUF")
     assert check_source(str(file)) == str(file)

@@ -91,7 +91,7 @@ def test_invitations_are_made_listed_and_taken_back(world: World, settings: Any)
     run("revoke_invitation", str(made.pk))
     assert len(run("list_invitations").splitlines()) == 1
     assert "revoked" in run("list_invitations", "--all")
-    with pytest.raises(CommandError, match="no invitation 999"):
+    with pytest.raises(CommandError, match="Invitation 999 not found"):
         run("revoke_invitation", "999")
 
 
@@ -129,7 +129,7 @@ def test_programs_are_added_given_keys_and_retired(world: World) -> None:
     ],
 )
 def test_somebody_who_is_not_there_is_named(world: World, words: tuple[str, ...]) -> None:
-    with pytest.raises(CommandError, match="There is no user 'nobody'"):
+    with pytest.raises(CommandError, match="User 'nobody' not found"):
         run(*words)
     with pytest.raises(CommandError, match="Nothing to change"):
         run("update_user", "member")

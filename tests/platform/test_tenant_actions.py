@@ -118,7 +118,7 @@ def test_fault_45_reserves_that_add_up_too_far_are_refused_with_their_sum(
 ) -> None:
     for number, reserved in enumerate(reserves[:-1]):
         actions.create_tenant(actor=COMMAND_LINE, name=f"T{number}", kv_reserved_fraction=reserved)
-    with pytest.raises(InvalidRequest, match=f"{sum(reserves):g} of the KV cache") as caught:
+    with pytest.raises(InvalidRequest, match=f"would be {sum(reserves):g};") as caught:
         actions.create_tenant(actor=COMMAND_LINE, name="Last", kv_reserved_fraction=reserves[-1])
     assert caught.value.param == "kv_reserved_fraction"
     assert Tenant.objects.count() == len(reserves) - 1

@@ -119,7 +119,7 @@ def add_staged(
     with transaction.atomic():
         adapter = _adapter(actor, tenant, served_model, name, description)
         if upload is not None and not AdapterUpload.objects.filter(pk=upload.pk).delete()[0]:
-            raise NotFound("There is no such upload.")
+            raise NotFound("Upload not found.")
         room.check(tenant, size)
         version = _version(actor, adapter, source, digest=digest, num_bytes=size, promote=promote)
         record(
@@ -230,7 +230,7 @@ def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
 def check_model(tenant: Tenant | None, served_model: ServedModel) -> None:
     """Raise `NotFound` for a model that the tenant may not use."""
     if tenant is not None and not access_served_models(tenant).filter(pk=served_model.pk).exists():
-        raise NotFound(f"There is no model {served_model.name!r}.", param="model")
+        raise NotFound(f"Model {served_model.name!r} not found.", param="model")
 
 
 def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:

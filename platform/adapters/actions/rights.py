@@ -26,7 +26,7 @@ def locked_adapter(adapter: Adapter) -> Adapter:
     rows = Adapter.objects.select_for_update(of=("self",)).select_related("tenant", "served_model")
     found = rows.filter(pk=adapter.pk).first()
     if found is None:
-        raise NotFound("There is no such adapter.")
+        raise NotFound("Adapter not found.")
     return found
 
 
@@ -35,7 +35,7 @@ def locked_version(version: AdapterVersion) -> AdapterVersion:
     adapter = locked_adapter(version.adapter)
     found = AdapterVersion.objects.filter(pk=version.pk).first()
     if found is None:
-        raise NotFound("There is no such version.")
+        raise NotFound("Version not found.")
     found.adapter = adapter
     return found
 
@@ -46,7 +46,7 @@ def locked_alias(alias: AdapterAlias) -> AdapterAlias:
     rows = AdapterAlias.objects.select_related("version", "canary", "previous")
     found = rows.filter(pk=alias.pk).first()
     if found is None:
-        raise NotFound("There is no such alias.")
+        raise NotFound("Alias not found.")
     found.adapter = adapter
     return found
 

@@ -49,7 +49,7 @@ def promote(
         found.canary, found.canary_percent = None, 0
     elif found.version_id in (None, version.pk):
         raise InvalidRequest(
-            "No other version is live for the rest of the requests: promote this one for all.",
+            "A canary needs another live version. Promote this version for 100 percent first.",
             param="percent",
         )
     else:

@@ -188,7 +188,7 @@ def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) 
 
 def _folder(upload: AdapterUpload) -> Path:
     if not is_id(upload.public_id):
-        raise NotFound("There is no such upload.")
+        raise NotFound("Upload not found.")
     return store.adapters_dir() / "uploads" / upload.public_id
 
 

@@ -28,10 +28,12 @@ class AdapterAlias(models.Model):
         null=True,
         blank=True,
         related_name="canary_as",
-        help_text="A version that gets a part of the requests.",
+        help_text="Canary version, which gets a share of the requests.",
     )
     canary_percent = models.PositiveSmallIntegerField(
-        default=0, validators=[MaxValueValidator(99)], help_text="Of the requests, 0 to 99."
+        default=0,
+        validators=[MaxValueValidator(99)],
+        help_text="Percentage of the requests for the canary, 0 to 99.",
     )
     previous = models.ForeignKey(
         AdapterVersion,

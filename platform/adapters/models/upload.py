@@ -13,7 +13,7 @@ class AdapterUpload(models.Model):
     public_id = models.CharField(max_length=64, unique=True)
     tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
     served_model = models.ForeignKey(ServedModel, models.CASCADE, related_name="+")
-    name = models.CharField(max_length=100, help_text="Of the adapter that it becomes.")
+    name = models.CharField(max_length=100, help_text="Name of the resulting adapter.")
     description = models.CharField(max_length=300, blank=True)
     files = models.JSONField(help_text="File name -> bytes.")
     num_bytes = models.PositiveBigIntegerField()

@@ -52,7 +52,7 @@ class AdapterVersion(models.Model):
     created_by = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     worked_at = models.DateTimeField(
-        auto_now_add=True, help_text="When a worker last had it in hand."
+        auto_now_add=True, help_text="Last heartbeat of the worker that processes it."
     )
 
     class Meta:

@@ -53,13 +53,13 @@ class ServedModel(models.Model):
     fallbacks = models.JSONField(
         default=list,
         blank=True,
-        help_text="Models that answer in its place while no replica of it serves, in this order.",
+        help_text="Models to use while no replica of this one serves, in this order.",
     )
     idle_minutes = models.PositiveIntegerField(
         default=0,
         validators=[MaxValueValidator(60 * 24 * 30)],
-        help_text="Its replicas end when nobody has asked for so long, and start again with the "
-        "next request. 0: they stay.",
+        help_text="Unload after N minutes without requests; the next request loads it again. "
+        "0: never.",
     )
     idle_since = models.DateTimeField(null=True, blank=True, editable=False)
     source = models.CharField(max_length=1000, help_text="A folder, or an id on the hub.")
@@ -79,14 +79,13 @@ class ServedModel(models.Model):
     num_spares = models.PositiveSmallIntegerField(
         default=0,
         validators=[MaxValueValidator(64)],
-        help_text="Replicas beside them that are loaded and wait: the first takes over at once "
-        "when no other one serves.",
+        help_text="Hot-standby replicas per node.",
     )
     node = models.CharField(
         max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
     )
     managed = models.BooleanField(
-        default=True, help_text="Off: replicas are started by hand, with `manage.py engine`."
+        default=True, help_text="Off: replicas are started manually with `manage.py engine`."
     )
     public = models.BooleanField(default=True, help_text="Off: for the tenants below alone.")
     tenants = models.ManyToManyField(Tenant, blank=True, related_name="served_models")
@@ -141,7 +140,7 @@ class ServedModel(models.Model):
             raise ValidationError({"fallbacks": "Each must be another model, named once."})
         known = set(ServedModel.objects.filter(name__in=given).values_list("name", flat=True))
         if unknown := [name for name in given if name not in known]:
-            raise ValidationError({"fallbacks": f"There is no model {unknown[0]!r}."})
+            raise ValidationError({"fallbacks": f"Model {unknown[0]!r} not found."})
 
     @property
     def engine_settings(self) -> dict[str, Any]:

@@ -83,8 +83,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         nargs="+",
         metavar="KEY",
-        help="API keys that clients may send, beside those that create_key makes; take at least 16 "
-        "random characters (default: QUIRE_API_KEYS, separated by commas)",
+        help="additional API keys that clients may send, of at least 16 random characters "
+        "(default: QUIRE_API_KEYS, separated by commas)",
     )
     group.add_argument(
         "--chat-template-content-format",
@@ -93,7 +93,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "(default: auto)",
     )
     group.add_argument(
-        "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"
+        "--response-role",
+        metavar="ROLE",
+        help="role of generated chat messages (default: assistant)",
     )
     group.add_argument(
         "--default-chat-template-kwargs",
@@ -109,7 +111,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-force-include-usage",
         action=argparse.BooleanOptionalAction,
-        help="end each stream of a chat or completion with its usage, whether asked for or not",
+        help="send a usage chunk at the end of every stream",
     )
     group.add_argument(
         "--lora-modules",
@@ -145,11 +147,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         choices=(0, 1, 2),
         help="clients' certificates: 0 none, 1 optional, 2 required (default: 0)",
     )
-    group.add_argument("--ssl-ciphers", metavar="LIST", help="ciphers of TLS 1.2 that are offered")
+    group.add_argument("--ssl-ciphers", metavar="LIST", help="TLS 1.2 ciphers to offer")
     group.add_argument(
         "--allowed-origins",
         metavar="JSON",
-        help='sites whose pages may call the API, such as ["*"]',
+        help='origins allowed to call the API from a browser, such as ["*"]',
     )
     group.add_argument(
         "--allowed-methods", metavar="JSON", help='methods that they may use (default: ["*"])'

@@ -34,7 +34,7 @@ def access_sight(user: Reader, replica_id: str, tenant: str) -> Sight:
     Raises `NotFound` for a replica that they may not see, and for a stranger's tenant.
     """
     if not any(beat.replica_id == replica_id for beat in access_watched(user)):
-        raise NotFound("There is no such replica.", param="replica")
+        raise NotFound("Replica not found.", param="replica")
     if tenant:
         return TenantSight(access_tenant(user, tenant).slug)
     if not as_actor(user).is_operator:

@@ -131,7 +131,7 @@ class RightsWatch:
             try:
                 allowed = await in_db_thread(_rights, {user for user, _ in looked_at.values()})
             except (DatabaseError, InterfaceError) as error:
-                logger.warning("rights of open sockets can't be looked at: %s", error)
+                logger.warning("permission check of open sockets failed: %s", error)
                 continue
             lost = [
                 call

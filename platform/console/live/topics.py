@@ -54,7 +54,7 @@ def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]
     """The topic, and the id of the tenant it's for. Raises `NotFound`, `PermissionDenied`."""
     topic = TOPICS.get(name)
     if topic is None:
-        raise NotFound(f"There is no topic {name[:50]!r}.", param="topic")
+        raise NotFound(f"Topic {name[:50]!r} not found.", param="topic")
     if topic.audience is Audience.EVERYBODY:
         return topic, ALL
     if topic.audience is Audience.OPERATORS or tenant is None:

@@ -99,7 +99,7 @@ def restart(request: HttpRequest, model: ServedModel) -> str:
     name = request.POST.get("replica", "")
     replica = Replica.objects.filter(served_model=model, replica_id=name).first()
     if replica is None:
-        raise NotFound("There is no such replica.", param="replica")
+        raise NotFound("Replica not found.", param="replica")
     actions.drain_replica(actor=request.user, replica=replica)
     return f"{replica.replica_id} finishes its requests and restarts."
 

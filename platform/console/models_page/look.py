@@ -56,7 +56,7 @@ def visible_model(user: User, pk: int) -> ServedModel:
     """Raises `NotFound` for one that isn't there or isn't theirs."""
     model = visible_models(user).filter(pk=pk).first()
     if model is None:
-        raise NotFound("There is no such model.")
+        raise NotFound("Model not found.")
     return model
 
 
@@ -192,7 +192,7 @@ def log_of(model: ServedModel, replica_id: str, after: str) -> list[LogLine]:
     """The end of a replica's log. Raises `NotFound`, `InvalidRequest`, redis.RedisError."""
     known = {row["id"] for row in replica_rows(model, heartbeats())}
     if replica_id not in known:
-        raise NotFound("There is no such replica.", param="replica")
+        raise NotFound("Replica not found.", param="replica")
     if after and not all(part.isdigit() for part in after.split("-", 1)):
         raise InvalidRequest("after must be a line's id.", param="after")
     prefix = settings.QUIRE["KEY_PREFIX"]

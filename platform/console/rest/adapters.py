@@ -45,7 +45,7 @@ def find_model(tenant: Tenant | None, name: str) -> ServedModel:
     rows = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     found = rows.filter(name=name).first()
     if found is None:
-        raise NotFound(f"There is no model {name[:200]!r}.", param="model")
+        raise NotFound(f"Model {name[:200]!r} not found.", param="model")
     return found
 
 
@@ -84,14 +84,14 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str, **where: Any) -> Response:
-        """Let go of it; not while it's live."""
+        """Delete an adapter. 409 while a version is live."""
         actions.delete_adapter(actor=self.actor, adapter=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=shapes.PromotionSerializer, responses=shapes.AliasSerializer)
     @action(detail=True, methods=["post"])
     def promote(self, request: Request, pk: str, **where: Any) -> Response:
-        """Have a version answer: all requests, or a share as a canary."""
+        """Promote a version to live, or to a canary with a share of the requests."""
         adapter, values = self.row(), self.read(shapes.PromotionSerializer)
         version = access.access_version(self.actor, adapter, values.pop("version"))
         return self._alias(actions.promote(actor=self.actor, version=version, **values))
@@ -99,7 +99,7 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     @extend_schema(request=shapes.AliasNameSerializer, responses=shapes.AliasSerializer)
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, pk: str, **where: Any) -> Response:
-        """End the canary, or turn back to the version before."""
+        """End the canary, or roll back to the previous version."""
         adapter, values = self.row(), self.read(shapes.AliasNameSerializer)
         alias = access.access_alias(self.actor, adapter, values["alias"])
         return self._alias(actions.rollback(actor=self.actor, alias=alias))
@@ -107,15 +107,15 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     @extend_schema(request=None, responses=shapes.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def offline(self, request: Request, pk: str, **where: Any) -> Response:
-        """Have nothing answer under its names; a rollback brings it back."""
+        """Take all names of the adapter offline; undo with a rollback."""
         actions.take_offline(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
 
     @extend_schema(request=None, responses=shapes.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def pin(self, request: Request, pk: str, **where: Any) -> Response:
-        """Keep what answers under its names in the memory of every replica; for operators. 409
-        where more than half of a replica's memory for adapters would be pinned.
+        """Pin the live versions in the memory of every replica. Operators only. 409 if more than
+        half of a replica's adapter memory would be pinned.
         """
         actions.pin(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
@@ -123,7 +123,7 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     @extend_schema(request=None, responses=shapes.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def unpin(self, request: Request, pk: str, **where: Any) -> Response:
-        """Have its memory go to others again; for operators."""
+        """Unpin the adapter on all replicas. Operators only."""
         actions.unpin(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
 

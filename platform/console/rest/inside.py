@@ -81,6 +81,8 @@ class Isolation(ManagementViewSet):
         values = self.read(ProofSerializer)
         user = self.actor.user
         if user is None or self.actor.key is not None:
-            raise PermissionDenied("A person proves this, not a key.")
+            raise PermissionDenied(
+                "This check requires a logged-in user; API keys are not accepted."
+            )
         check_prover(user, *filter(None, (values["tenant"], values["other"])))
         return Response(async_to_sync(prove)(user, **values))

@@ -205,7 +205,7 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         name = self.read(ReplicaNameSerializer)["replica"]
         replica = Replica.objects.filter(served_model=row, replica_id=name).first()
         if replica is None:
-            raise NotFound("There is no such replica.", param="replica")
+            raise NotFound("Replica not found.", param="replica")
         actions.drain_replica(actor=self.actor, replica=replica)
         return Response(ReplicaSerializer(look.replica_row(replica, None)).data)
 
@@ -229,7 +229,7 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         if found is None and look.is_on_hub(row.source):
             found = ask_hub(row.source, row.settings).checkpoint
         if found is None:
-            raise NotFound("Its files don't tell, or aren't here: nothing is known of them yet.")
+            raise NotFound("Memory needs are unknown: the model's files are not on this host.")
         values = {name: value or "" for name, value in asked.validated_data.items()}
         return Response(NeedSerializer(look.need(found, row.settings, values)).data)
 
@@ -252,5 +252,5 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         try:
             lines = look.log_of(row, given["replica"], given["after"])
         except redis.RedisError as error:
-            raise ServiceUnavailable("Redis can't be reached; its log is unknown.") from error
+            raise ServiceUnavailable("The log is unavailable: no connection to Redis.") from error
         return Response(LogLineSerializer(lines, many=True).data)

@@ -118,14 +118,14 @@ class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
 
     @extend_schema(request=NewPriceSerializer, responses={201: PriceSerializer})
     def create(self, request: Request) -> Response:
-        """A price that follows the one there is."""
+        """Set a price that replaces the current one."""
         made = actions.set_price(actor=self.actor, **self.read(NewPriceSerializer))
         context = {"known_names": priced_names()}
         return Response(PriceSerializer(made, context=context).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Take back one that hasn't begun."""
+        """Delete a price that isn't in force yet."""
         actions.delete_price(actor=self.actor, price=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
@@ -151,6 +151,6 @@ class Budgets(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """Lift it."""
+        """Delete a budget."""
         actions.delete_budget(actor=self.actor, budget=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -18,8 +18,8 @@ from console.rest.views import ManagementViewSet
 from history.widths import RANGES
 from tenants.errors import ServiceUnavailable
 
-WHOSE = OpenApiParameter("tenant", str, description="Operators may leave it out: all tenants.")
-STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Up to now.")
+WHOSE = OpenApiParameter("tenant", str, description="Tenant slug. Omit for all.")
+STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time range, ending now.")
 
 
 class _Figures(ManagementViewSet):
@@ -39,7 +39,7 @@ class Overview(_Figures):
         try:
             return Response(overview_of(self.actor, request.query_params.get("tenant")))
         except redis.RedisError as error:
-            raise ServiceUnavailable("Redis can't be reached; replicas are unknown.") from error
+            raise ServiceUnavailable("Replicas are unknown: no connection to Redis.") from error
 
 
 class History(_Figures):
@@ -52,7 +52,7 @@ class History(_Figures):
             STRETCH,
             OpenApiParameter("model", str),
             OpenApiParameter("adapter", str),
-            OpenApiParameter("by", str, enum=list(BY), description="Lines of their own."),
+            OpenApiParameter("by", str, enum=list(BY), description="Group the series by it."),
         ],
     )
     def list(self, request: Request) -> Response:

@@ -34,7 +34,7 @@ class UserSerializer(serializers.ModelSerializer):
 
 
 class NewUserSerializer(serializers.Serializer):
-    """Somebody new; without a password they come in by single sign-on or a reset of it."""
+    """Create a user. Omit `password` for single sign-on or a password reset."""
 
     username = serializers.CharField(max_length=150)
     email = serializers.EmailField(required=False, allow_blank=True, default="")

@@ -79,7 +79,7 @@ class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSe
         if named is not None:
             owner = User.objects.filter(username=named).first()
             if owner is None:
-                raise NotFound(f"There is no user {named!r}.", param="owner")
+                raise NotFound(f"User {named!r} not found.", param="owner")
         made = actions.create_tenant(actor=self.actor, owner=owner, **values)
         return Response(TenantSerializer(made).data, status.HTTP_201_CREATED)
 

@@ -27,5 +27,5 @@ class ManagementThrottle(ScopedRateThrottle):
         except RedisError as error:
             if not is_temporary(error):
                 raise
-            logger.warning("the management API counts nobody: %s", error)
+            logger.warning("management API throttling unavailable: %s", error)
             return True

@@ -70,7 +70,7 @@ class ManagementViewSet(GenericViewSet):
         """
         data: Any = self.request.data
         for name in sorted(set(data) - set(given.fields)) if isinstance(data, Mapping) else ():
-            raise InvalidRequest(f"There is no field {name[:80]!r}.", param=name[:80])
+            raise InvalidRequest(f"Unknown field {name[:80]!r}.", param=name[:80])
         given.is_valid(raise_exception=True)
         return dict(given.validated_data)
 
@@ -79,7 +79,7 @@ class ManagementViewSet(GenericViewSet):
         found = self.get_queryset().filter(**{self.lookup_field: self.kwargs[self.lookup_field]})
         row = found.first()
         if row is None:
-            raise NotFound("There is nothing here.")
+            raise NotFound("Not found.")
         return row
 
     def get_object(self) -> Any:
@@ -108,13 +108,13 @@ class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet)
 
     @extend_schema(request=shapes.NewUserSerializer, responses={201: shapes.UserSerializer})
     def create(self, request: Request) -> Response:
-        """Add somebody."""
+        """Create a user."""
         made = actions.create_user(actor=self.actor, **self.read(shapes.NewUserSerializer))
         return Response(shapes.UserSerializer(made).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=shapes.UserSerializer(partial=True), responses=shapes.UserSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Change a profile or a standing. Deactivating ends sessions, sockets and keys."""
+        """Update a user. Deactivating ends sessions and sockets and revokes keys."""
         given = shapes.UserSerializer(self.row(), data=request.data, partial=True)
         values = self.checked(given)
         saved = actions.update_user(actor=self.actor, user=self.row(), **values)
@@ -122,14 +122,14 @@ class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Remove somebody; their sessions, sockets and keys end."""
+        """Delete a user. Ends the user's sessions and sockets and revokes their keys."""
         actions.delete_user(actor=self.actor, user=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=shapes.PasswordSerializer, responses={204: None})
     @action(detail=True, methods=["post"])
     def password(self, request: Request, pk: str) -> Response:
-        """Give somebody a password, or none; their sessions end."""
+        """Set or remove a user's password. Ends the user's sessions."""
         values = self.read(shapes.PasswordSerializer)
         actions.set_password(actor=self.actor, user=self.row(), **values)
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -153,7 +153,7 @@ class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         values = self.read(shapes.NewMemberSerializer)
         user = User.objects.filter(username=values["username"]).first()
         if user is None:
-            raise NotFound(f"There is no user {values['username']!r}.", param="username")
+            raise NotFound(f"User {values['username']!r} not found.", param="username")
         made = actions.add_member(actor=self.actor, tenant=where, user=user, role=values["role"])
         return Response(shapes.MemberSerializer(made).data, status.HTTP_201_CREATED)
 
@@ -166,7 +166,7 @@ class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """Out of the tenant; sessions, sockets and keys end."""
+        """Remove a member. Ends the user's sessions and revokes their keys in this tenant."""
         actions.remove_member(actor=self.actor, membership=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
@@ -196,7 +196,7 @@ class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """The link lets nobody in any more."""
+        """Revoke an invitation."""
         actions.revoke_invitation(actor=self.actor, invitation=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 

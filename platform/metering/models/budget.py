@@ -52,13 +52,19 @@ class Budget(models.Model):
     alert_percent = models.PositiveSmallIntegerField(
         default=80,
         validators=[MaxValueValidator(100)],
-        help_text="The tenant is told once a period when so much is spent. 0: never.",
+        help_text="Alert the tenant once per period at this percentage of the budget. 0: never.",
     )
     alerted_for = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text="The period that was told of last."
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Start of the last period with a mail alert.",
     )
     webhook_for = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text="The same, by webhook."
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Start of the last period with a webhook alert.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -20,9 +20,7 @@ def _price(help_text: str) -> models.DecimalField:
 class Price(models.Model):
     """A model's price until the next one. What was used before keeps the price that it had."""
 
-    model = models.CharField(
-        max_length=200, help_text="As clients name it; an adapter has a name of its own."
-    )
+    model = models.CharField(max_length=200, help_text="Model or adapter name in the API.")
     valid_from = models.DateTimeField()
     input_per_million = _price("A million prompt tokens that were computed.")
     cached_per_million = _price("A million prompt tokens from the prefix cache.")

@@ -12,7 +12,9 @@ class RequestEntry(models.Model):
     """
 
     request_id = models.CharField(
-        max_length=200, unique=True, help_text="The ledger's id; of a refused request its own."
+        max_length=200,
+        unique=True,
+        help_text="ID in the usage ledger; a generated one for rejected requests.",
     )
     header_id = models.CharField(
         max_length=200, blank=True, default="", help_text="`x-request-id`: the client's, or ours."
@@ -47,9 +49,11 @@ class RequestEntry(models.Model):
     adapter = models.CharField(max_length=100, blank=True, default="")
     adapter_digest = models.CharField(max_length=64, blank=True, default="")
     status = models.PositiveSmallIntegerField(help_text="HTTP status, 499 when the client left.")
-    code = models.CharField(max_length=60, blank=True, default="", help_text="Of the refusal.")
+    code = models.CharField(
+        max_length=60, blank=True, default="", help_text="Error code of the rejection."
+    )
     times = models.PositiveIntegerField(
-        default=1, help_text="More than 1: so many refusals of one kind, kept as one."
+        default=1, help_text="Number of identical rejections that this row stands for."
     )
     finish_reason = models.CharField(max_length=40, blank=True, default="")
     stream = models.BooleanField(default=False)

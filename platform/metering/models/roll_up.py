@@ -31,7 +31,7 @@ class _RollUp(models.Model):
     prompt_tokens = models.PositiveBigIntegerField()
     cached_tokens = models.PositiveBigIntegerField()
     completion_tokens = models.PositiveBigIntegerField()
-    cost_nanos = models.PositiveBigIntegerField(help_text="In 1e-9 of the currency.")
+    cost_nanos = models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency.")
 
     class Meta:
         abstract = True

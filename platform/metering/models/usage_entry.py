@@ -44,7 +44,7 @@ class UsageEntry(models.Model):
         max_length=200,
         blank=True,
         default="",
-        help_text="The model that was asked for, and was down.",
+        help_text="Requested model, if a fallback answered.",
     )
     prompt_tokens = models.PositiveBigIntegerField()
     cached_tokens = models.PositiveBigIntegerField(

@@ -26,7 +26,9 @@ class WebhookDelivery(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     attempts = models.PositiveSmallIntegerField(default=0)
     next_try_at = models.DateTimeField(null=True, blank=True, db_index=True)
-    status = models.PositiveSmallIntegerField(null=True, blank=True, help_text="Of the last try.")
+    status = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="HTTP status of the last attempt."
+    )
     error = models.CharField(max_length=300, blank=True)
     delivered_at = models.DateTimeField(null=True, blank=True)
 

@@ -50,7 +50,7 @@ def access_request_entry(user: Reader, name: str) -> RequestEntry:
     """The newest request that goes by this id and is the user's to see. Raises `NotFound`."""
     found = access_requests(user).filter(called(name)).first()
     if found is None:
-        raise NotFound("There is no such request.", param="id")
+        raise NotFound("Request not found.", param="id")
     return found
 
 

@@ -105,7 +105,7 @@ def complete_upload(
     def end(file: StoredFile) -> None:
         """With the file or not at all: one whose process dies before is still pending."""
         if not _claim(row, UploadStatus.COMPLETED, file):
-            raise Conflict("The upload has ended.")
+            raise Conflict("The upload is already closed.")
         row.file, row.status = file, UploadStatus.COMPLETED
         _drop_parts(row)
 
@@ -127,7 +127,7 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
     """End an upload without a file. Raises `NotFound`; `Conflict` for one that has ended."""
     row = _pending(access_upload(caller, public_id))
     if not _claim(row, UploadStatus.CANCELLED):
-        raise Conflict("The upload has ended.")
+        raise Conflict("The upload is already closed.")
     row.status = UploadStatus.CANCELLED
     _drop_parts(row)
     record(actor=actor_of(caller), action="upload.cancel", target=row, tenant=row.tenant)

@@ -46,7 +46,7 @@ def invite(
     wanted = check_role(role)
     require_rank(actor, tenant, wanted)
     if not tenant.active:
-        raise Conflict(f"The tenant {tenant.slug} is switched off.")
+        raise Conflict(f"The tenant {tenant.slug} is disabled.")
     email = User.objects.normalize_email(email)
     if email and tenant.memberships.filter(user__email__iexact=email).exists():
         raise Conflict(f"{email} is a member of {tenant.slug} already.")
@@ -151,7 +151,7 @@ def _locked(pk: int) -> Invitation:
     rows = Invitation.objects.select_for_update(of=("self",)).select_related("tenant", "created_by")
     found = rows.filter(pk=pk).first()
     if found is None:
-        raise NotFound("There is no such invitation.")
+        raise NotFound("Invitation not found.")
     return found
 
 

@@ -65,7 +65,7 @@ def create_key(
     )
     _check_rights(actor, tenant, wanted, service_account)
     if not tenant.active:
-        raise Conflict(f"The tenant {tenant.slug} is switched off.")
+        raise Conflict(f"The tenant {tenant.slug} is disabled.")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidRequest("expires_at must be in the future.", param="expires_at")
     if secret is None:
@@ -124,13 +124,13 @@ def _check_rights(
     if account is None:
         return
     if account.tenant_id != tenant.pk:
-        raise NotFound("There is no such service account.")
+        raise NotFound("Service account not found.")
     if known_scopes.OPERATOR in scopes:
         raise PermissionDenied(
             "A service account belongs to a tenant: it can't have operator rights."
         )
     if not account.active:
-        raise Conflict(f"The service account {account} is switched off.")
+        raise Conflict(f"The service account {account} is disabled.")
     require_rank(actor, tenant, Role(account.role))
 
 
@@ -165,7 +165,7 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
     require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
     found = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if found is None:
-        raise NotFound("There is no such key.")
+        raise NotFound("Key not found.")
     if found.revoked_at is None:
         _revoke(actor, found)
     return found
@@ -189,7 +189,7 @@ def rotate_key(
     require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
     old = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if old is None:
-        raise NotFound("There is no such key.")
+        raise NotFound("Key not found.")
     if old.state() != "active":
         raise Conflict(f"The key {old.prefix} is {old.state()}: make a new one instead.")
     made = create_key(

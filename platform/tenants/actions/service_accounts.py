@@ -97,7 +97,7 @@ def _locked(account: ServiceAccount) -> ServiceAccount:
     rows = ServiceAccount.objects.select_for_update(of=("self",)).select_related("tenant")
     found = rows.filter(pk=account.pk).first()
     if found is None:
-        raise NotFound("There is no such service account.")
+        raise NotFound("Service account not found.")
     return found
 
 

@@ -51,7 +51,7 @@ def create_tenant(
     require_operator(actor)
     if unknown := set(limits).difference(LIMITS, OWN):
         raise InvalidRequest(
-            f"There is no tenant setting {sorted(unknown)[0]}.", param=sorted(unknown)[0]
+            f"Unknown tenant setting {sorted(unknown)[0]!r}.", param=sorted(unknown)[0]
         )
     slug = slug or slugify(name)[:63]
     if name and not slug:

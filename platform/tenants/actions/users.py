@@ -200,7 +200,7 @@ def _locked(user: User) -> User:
     people = User.objects.select_for_update().filter(Q(pk=user.pk) | Q(is_superuser=True))
     found = {each.pk: each for each in people.order_by("pk")}.get(user.pk)
     if found is None:
-        raise NotFound("There is no such user.")
+        raise NotFound("User not found.")
     return found
 
 

@@ -21,7 +21,7 @@ class ApiKey(models.Model):
     """
 
     tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="api_keys")
-    name = models.CharField(max_length=100, blank=True, help_text="What it's for.")
+    name = models.CharField(max_length=100, blank=True, help_text="Purpose of the key.")
     public_id = models.CharField(max_length=16, unique=True, editable=False)
     digest = models.CharField(max_length=64, editable=False)
     scopes = models.JSONField(default=default_scopes)
@@ -30,7 +30,7 @@ class ApiKey(models.Model):
     )
     tokens_per_minute = models.PositiveBigIntegerField(null=True, blank=True)
     max_running_requests = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Requests that may run at a time. Empty: no limit."
+        null=True, blank=True, help_text="Maximum concurrent requests. Empty: no limit."
     )
     max_context_tokens = models.PositiveIntegerField(
         null=True, blank=True, help_text="Of prompt and output together. Empty: the model's."
@@ -51,7 +51,7 @@ class ApiKey(models.Model):
         default=list,
         blank=True,
         validators=[check_addresses],
-        help_text='Where it may come from, such as ["10.0.0.0/8"]. Empty: anywhere.',
+        help_text='Client networks allowed to use the key, such as ["10.0.0.0/8"]. Empty: any.',
     )
     first = models.ForeignKey(
         "self",
@@ -60,7 +60,7 @@ class ApiKey(models.Model):
         blank=True,
         editable=False,
         related_name="successors",
-        help_text="The key that this one follows by rotation: limits and budgets count together.",
+        help_text="First key of this rotation chain; limits and budgets are shared along it.",
     )
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, editable=False
@@ -72,7 +72,7 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True, help_text="Empty: never.")
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
     last_used_at = models.DateTimeField(
-        null=True, blank=True, editable=False, help_text="To the minute."
+        null=True, blank=True, editable=False, help_text="Updated at most once a minute."
     )
 
     class Meta:

@@ -57,9 +57,7 @@ class AuditEntry(models.Model):
     actor_key = models.ForeignKey(
         ApiKey, models.DO_NOTHING, db_constraint=False, null=True, blank=True, related_name="+"
     )
-    address = models.CharField(
-        max_length=45, blank=True, help_text="The IP address that it was asked for from."
-    )
+    address = models.CharField(max_length=45, blank=True, help_text="Client IP address.")
     tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
     action = models.CharField(max_length=60, db_index=True)
     target_type = models.CharField(max_length=60)

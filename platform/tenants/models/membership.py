@@ -27,7 +27,7 @@ class Membership(models.Model):
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=10, choices=Role, default=Role.MEMBER)
     by_sign_on = models.BooleanField(
-        default=False, editable=False, help_text="Given by a group of the identity provider."
+        default=False, editable=False, help_text="Granted by a group of the identity provider."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

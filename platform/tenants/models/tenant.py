@@ -66,8 +66,7 @@ class Tenant(models.Model):
     max_priority = models.PositiveIntegerField(
         default=0,
         validators=[MaxValueValidator(1000)],
-        help_text="How far before the default of 0 a request may ask to run: priorities down to "
-        "minus this number are allowed (smaller runs earlier).",
+        help_text="Highest priority that requests may set: from -N (runs first) to 0.",
     )
     requests_per_minute = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Empty: the installation's default."
@@ -76,46 +75,49 @@ class Tenant(models.Model):
         null=True, blank=True, help_text="Prompt and output together. Empty: the default."
     )
     max_running_requests = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Requests that may run at a time. Empty: no limit."
+        null=True, blank=True, help_text="Maximum concurrent requests. Empty: no limit."
     )
     max_context_tokens = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Of prompt and output together. Empty: the model's."
+        null=True,
+        blank=True,
+        help_text="Maximum tokens of prompt plus output. Empty: the model's limit.",
     )
     allowed_models = models.JSONField(
         default=list,
         blank=True,
         validators=[check_models],
-        help_text='Of the models that it could use these alone, such as ["small"]. Empty: all.',
+        help_text='Restrict the tenant to these models, such as ["small"]. Empty: all it '
+        "can access.",
     )
     time_zone = models.CharField(
         max_length=64,
         default="UTC",
         validators=[check_zone],
-        help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
+        help_text="Time zone of the tenant's budget periods, such as `Europe/Berlin`.",
     )
     keep_usage_days = models.PositiveIntegerField(
         null=True,
         blank=True,
         validators=[MinValueValidator(MIN_USAGE_DAYS), MaxValueValidator(36_500)],
-        help_text="Days that single requests stay in the usage ledger; sums by hour and day stay. "
-        "Empty: for ever.",
+        help_text="Days to keep single requests in the usage ledger; hourly and daily sums stay. "
+        "Empty: forever.",
     )
     keep_content_days = models.PositiveIntegerField(
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(36_500)],
-        help_text="Days that files, batches and stored answers are kept. Empty: as long as they "
-        "were made for.",
+        help_text="Days to keep files, batches and stored responses. Empty: each object's own "
+        "expiry.",
     )
     store_prompts = models.BooleanField(
         "store prompts",
         default=False,
-        help_text="Keep what was asked and answered with the records of requests, for 30 days at "
-        "most; its owners and admins can read it.",
+        help_text="Store prompts and completions with request logs, for at most 30 days. Owners "
+        "and admins of the tenant can read them.",
     )
     keep_conversations = models.BooleanField(
         default=True,
-        help_text="Whether the playground keeps conversations; off: in the browser alone.",
+        help_text="Store playground conversations on the server. Off: only in the browser.",
     )
     salt = models.CharField(max_length=64, default=new_salt, editable=False)
     erase_requested_at = models.DateTimeField(null=True, blank=True, editable=False)

@@ -32,7 +32,9 @@ class User(AbstractUser):
     objects = People()
 
     operator_by_sign_on = models.BooleanField(
-        default=False, editable=False, help_text="Made an operator by a group of the provider."
+        default=False,
+        editable=False,
+        help_text="Operator role granted by a group of the identity provider.",
     )
     session_epoch = models.PositiveIntegerField(default=0, editable=False)
 

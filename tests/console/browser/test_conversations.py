@@ -62,13 +62,13 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     where = f"/?conversation={kept(playground)}"
     olga, root = open_page(where, "olga"), open_page(where, "root")
     for other in (olga, root):
-        expect(other.get_by_text("There is no such conversation.")).to_be_visible()
+        expect(other.get_by_text("Conversation not found.")).to_be_visible()
     history = drawer(page)
     history.get_by_label("Search").fill("otter")
     history.get_by_role("button", name="Share For my colleagues").click()
     expect(history.get_by_role("status")).to_contain_text("can read it")
     olga.goto(server.url + where)
-    expect(olga.get_by_text("There is no such conversation.")).to_be_visible()
+    expect(olga.get_by_text("Conversation not found.")).to_be_visible()
     root.goto(server.url + where)  # who runs the installation belongs to every tenant
     expect(root.locator(".question")).to_contain_text("about the otter")
     expect(root.locator("#kept")).to_contain_text("Shared by ada")

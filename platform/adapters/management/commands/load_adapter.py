@@ -26,17 +26,21 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Where it is, what it's called, whose it is."""
         parser.add_argument("source", help="folder, .gguf file, or owner/name of the hub")
-        parser.add_argument("--model", required=True, metavar="NAME", help="its base model")
-        parser.add_argument("--name", help="what clients send (default: the folder's)")
         parser.add_argument(
-            "--tenant", metavar="NAME", help="whose it is (default: shared by all tenants)"
+            "--model", required=True, metavar="NAME", help="base model of the adapter"
         )
-        parser.add_argument("--description", default="", metavar="TEXT", help="for people")
+        parser.add_argument("--name", help="adapter name in the API (default: folder name)")
         parser.add_argument(
-            "--no-promote", action="store_true", help="leave it ready instead of taking it live"
+            "--tenant", metavar="NAME", help="owning tenant (default: shared with all tenants)"
         )
         parser.add_argument(
-            "--no-wait", action="store_true", help="leave the check to a worker and return"
+            "--description", default="", metavar="TEXT", help="text for the console"
+        )
+        parser.add_argument(
+            "--no-promote", action="store_true", help="don't promote the new version to live"
+        )
+        parser.add_argument(
+            "--no-wait", action="store_true", help="return at once; a worker validates the version"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Have a version answer."""
 
-    help = "Let a version of an adapter answer all requests, or a share of them as a canary."
+    help = "Promote a version of an adapter to live, or to a canary with a share of the requests."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which version, under which name, for how many."""
@@ -24,7 +24,7 @@ class Command(QuireCommand):
             "version",
             type=int,
             nargs="?",
-            help="its number (default: the newest whose check passed)",
+            help="version number (default: the latest valid version)",
         )
         parser.add_argument(
             "--alias",

@@ -23,16 +23,16 @@ class Command(QuireCommand):
     takes_engine_settings = True
     help = (
         "Run one replica of a model here, in the foreground, until Ctrl-C. It joins the gateways "
-        "through Redis (REDIS_URL); nothing starts it again when it ends."
+        "through Redis (REDIS_URL). It isn't restarted when it exits."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The model, and every setting of the engine."""
         parser.usage = "%(prog)s model_or_name [--name NAME] [engine settings]"
         parser.add_argument("model_or_name", help="a model's name in the catalogue, or a folder")
-        parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
+        parser.add_argument("--name", help="model name in the API (default: folder name)")
         parser.add_argument(
-            "--replica-id", help="its unique id (default: from model, host and process)"
+            "--replica-id", help="unique replica ID (default: from model, host and process)"
         )
         add_cli_args(parser, skip=NAMED)
 

@@ -10,7 +10,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """List models and their replicas."""
 
-    help = "List the models of the catalogue, and how their replicas are."
+    help = "List models with the state of their replicas."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

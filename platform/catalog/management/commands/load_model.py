@@ -30,7 +30,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "source", help="model folder or hub id; or the name of a model that was unloaded"
         )
-        parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
+        parser.add_argument("--name", help="model name in the API (default: folder name)")
         parser.add_argument(
             "--replicas", type=int, metavar="N", help="replicas on each node (default: 1)"
         )
@@ -38,27 +38,27 @@ class Command(QuireCommand):
             "--spares",
             type=int,
             metavar="N",
-            help="spare replicas: loaded but idle, so that one takes over at once when no other "
-            "serves (default: 0)",
+            help="hot-standby replicas: loaded, and used only when no other replica serves "
+            "(default: 0)",
         )
-        parser.add_argument("--node", metavar="HOST", help="run it on this host alone")
+        parser.add_argument("--node", metavar="HOST", help="run the replicas only on this host")
         parser.add_argument(
             "--tenant",
             action="append",
             metavar="NAME",
-            help="serve the model to this tenant alone; may be given several times",
+            help="serve the model only to this tenant; repeatable",
         )
         parser.add_argument(
             "--alias",
             action="append",
             metavar="NAME",
-            help="another name that clients may send; may be given several times",
+            help="additional model name in the API; repeatable",
         )
         parser.add_argument(
             "--fallback",
             action="append",
             metavar="MODEL",
-            help="a model that answers while this one is down; may be given several times",
+            help="model to use while this one is unavailable; repeatable",
         )
         parser.add_argument(
             "--idle-minutes",
@@ -67,7 +67,9 @@ class Command(QuireCommand):
             help="stop its replicas after N minutes without a request; the next one starts them "
             "again",
         )
-        parser.add_argument("--wait", action="store_true", help="return when it answers requests")
+        parser.add_argument(
+            "--wait", action="store_true", help="return when the model answers requests"
+        )
         parser.add_argument(
             "--timeout",
             type=float,

@@ -14,8 +14,8 @@ class Command(QuireCommand):
     """Restart a model's replicas one after the other."""
 
     help = (
-        "Restart a model's replicas one after the other: each finishes its streams and starts "
-        "anew before the next one's turn. With several replicas clients notice nothing."
+        "Restart a model's replicas one by one: each finishes its streams and restarts before "
+        "the next. With several replicas there is no interruption."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -17,8 +17,8 @@ class Command(QuireCommand):
     """Have a model give its memory back for a while."""
 
     help = (
-        "Put a model to sleep: until wake_model it gives back the memory of its KV cache and, on "
-        "a GPU, of its weights. It must have been loaded with --enable-sleep-mode."
+        "Release a model's memory (KV cache; on a GPU also weights) until wake_model. The model "
+        "must have been loaded with --enable-sleep-mode."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -29,7 +29,7 @@ class Command(QuireCommand):
             type=int,
             choices=SLEEP_LEVELS,
             default=1,
-            help="1 keeps the weights in host memory, 2 reads them anew (default: 1)",
+            help="1 keeps the weights in host memory, 2 reloads them from disk (default: 1)",
         )
         parser.add_argument("--wait", action="store_true", help="return when it sleeps")
         parser.add_argument(

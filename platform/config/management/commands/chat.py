@@ -30,7 +30,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whom to talk to, and how."""
-        parser.add_argument("message", nargs="*", help="one question; without it a conversation")
+        parser.add_argument("message", nargs="*", help="ask one question and exit")
         parser.add_argument(
             "--url", help="URL of the server (default: QUIRE_URL, or the data dir's)"
         )
@@ -38,7 +38,9 @@ class Command(QuireCommand):
         parser.add_argument("--model", help="(default: the first that is ready to chat)")
         parser.add_argument("--system", default="", help="system message")
         parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
-        parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+        parser.add_argument(
+            "--max-tokens", type=int, metavar="N", help="maximum tokens of an answer"
+        )
         parser.add_argument("--seed", type=int, metavar="N", help="makes answers repeatable")
         parser.add_argument(
             "--cert", metavar="FILE", help="client certificate (PEM), for servers that ask for one"

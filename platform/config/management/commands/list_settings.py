@@ -14,14 +14,15 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "List the settings that aren't their defaults, with their values and where those came "
-        "from, as this command's own environment has it; --all lists every setting. Of secrets it "
-        "says whether they are set."
+        "List settings that differ from their defaults, with value and source, as read from this "
+        "command's environment; --all lists every setting. Secrets are shown only as set or not."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which ones."""
-        parser.add_argument("--all", action="store_true", help="also those that are their defaults")
+        parser.add_argument(
+            "--all", action="store_true", help="include settings with default values"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print them."""

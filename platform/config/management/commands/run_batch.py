@@ -44,7 +44,7 @@ class Command(QuireCommand):
             "--model", metavar="PATH_OR_HUB_ID", help="model to serve for this batch"
         )
         parser.add_argument(
-            "--served-model-name", metavar="NAME", help="the name that requests have for it"
+            "--served-model-name", metavar="NAME", help="model name used in the requests"
         )
         parser.add_argument("--url", help="URL of a running server")
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")

@@ -17,8 +17,8 @@ class Command(QuireCommand):
     needs_database = False
     takes_engine_settings = True
     help = (
-        "Round a model's linear layers to 8 or 4 bits (--quantization int8 or int4) and write it "
-        "to a new folder as compressed-tensors, which other engines read, too."
+        "Quantize a model's linear layers to 8 or 4 bits (--quantization int8 or int4) and write "
+        "it to a new folder in the compressed-tensors format."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -36,9 +36,9 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "Run a worker: batches, background responses, and what is to be done at times. Any number "
-        "may run; each takes over what a dead one left. Webhooks, mails, the identity provider and "
-        "cleaning up need a second one: --queues delivery,identity,maintenance."
+        "Run a worker for batches, background responses and scheduled tasks. Several workers can "
+        "run; they take over each other's jobs. Webhooks, mails, the identity provider and cleaning "
+        "up need a second one: --queues delivery,identity,maintenance."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -51,7 +51,7 @@ class Command(QuireCommand):
             "(processes with time limits); each queue needs a worker (default: %(default)s)",
         )
         parser.add_argument(
-            "--no-beat", action="store_true", help="start no scheduled tasks; other workers do"
+            "--no-beat", action="store_true", help="don't schedule periodic tasks on this worker"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

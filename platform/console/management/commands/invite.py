@@ -17,14 +17,16 @@ class Command(QuireCommand):
     """Invite somebody into a tenant."""
 
     help = (
-        "Invite somebody into a tenant and print the link, this once: it works once, for a week. "
-        "Where QUIRE_SMTP_URL is set it's mailed too."
+        "Invite a user to a tenant and print the link once. The link works once, for a week. "
+        "With QUIRE_SMTP_URL set, it is mailed too."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whom, where, as what."""
         parser.add_argument("email", help="their mail address")
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
         add_role_option(parser)
         parser.add_argument(
             "--url",

@@ -24,9 +24,8 @@ class Command(QuireCommand):
     """Say how everything is."""
 
     help = (
-        "Say how everything is right now: Redis, usage that waits to be written, each loaded "
-        "model and its replicas by their heartbeats. The exit status is 1 while a loaded model "
-        "can't answer, so that scripts can wait for it."
+        "Show the state of Redis, the usage spool, models and replicas. The exit status is 1 "
+        "while a loaded model is unavailable, so that scripts can wait for it."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

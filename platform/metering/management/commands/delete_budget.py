@@ -23,6 +23,6 @@ class Command(QuireCommand):
         """Delete it."""
         budget = Budget.objects.select_related("tenant", "api_key").filter(pk=options["id"]).first()
         if budget is None:
-            raise CommandError(f"There is no budget {options['id']}. See manage.py list_budgets.")
+            raise CommandError(f"Budget {options['id']} not found. See manage.py list_budgets.")
         actions.delete_budget(actor=COMMAND_LINE, budget=budget)
         self.stdout.write(f"Budget {options['id']} is deleted.")

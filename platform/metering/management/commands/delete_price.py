@@ -23,6 +23,6 @@ class Command(QuireCommand):
         """Delete it."""
         price = access_prices().filter(pk=options["id"]).first()
         if price is None:
-            raise CommandError(f"There is no price {options['id']}. See manage.py list_prices.")
+            raise CommandError(f"Price {options['id']} not found. See manage.py list_prices.")
         actions.delete_price(actor=COMMAND_LINE, price=price)
         self.stdout.write(f"Price {options['id']} is deleted.")

@@ -14,7 +14,7 @@ from tenants.models import Tenant
 class Command(QuireCommand):
     """List budgets."""
 
-    help = "List budgets with what is spent of them in the present day, week or month."
+    help = "List budgets with their usage in the current day, week or month."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""

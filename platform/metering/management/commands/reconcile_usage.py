@@ -17,10 +17,9 @@ class Command(QuireCommand):
     """Hold the ledger against the engine."""
 
     help = (
-        "Compare the usage ledger with what the engines have counted themselves, by "
-        "tenant and model. NOT BILLED is what was computed and isn't billed by rule: behind a stop "
-        "string, after a client left, of answers that failed. DIFFERENCE must be 0; where it "
-        "isn't, or where a request was never settled, the exit status is 1."
+        "Compare the usage ledger with the engines' own counters, by tenant and model. NOT BILLED: "
+        "tokens computed but not charged (after a stop string, after a disconnect, failed "
+        "requests). The exit status is 1 if DIFFERENCE isn't 0 or a request was never settled."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -23,7 +23,9 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose budget, and how much."""
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
         parser.add_argument("--key", metavar="KEY", help=f"of this key alone: {KEY_HELP}")
         parser.add_argument("--model", default="", metavar="MODEL", help="for this model alone")
         parser.add_argument(
@@ -40,7 +42,7 @@ class Command(QuireCommand):
             "--alert-percent",
             type=int,
             metavar="N",
-            help="tell the tenant's admins at this many percent; 0: never (default: 80)",
+            help="percentage at which the tenant's admins are alerted; 0: never (default: 80)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

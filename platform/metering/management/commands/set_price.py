@@ -15,13 +15,13 @@ class Command(QuireCommand):
     """Say what a model's tokens cost."""
 
     help = (
-        "Say what a million tokens of a model cost, from now or a later moment on. What was used "
-        "before keeps its price. Costs are in the currency of QUIRE_CURRENCY."
+        "Set a model's price per million tokens, from now or from a future time. Earlier usage "
+        "keeps its price. Prices are in the currency of QUIRE_CURRENCY."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model, and how much."""
-        parser.add_argument("model", help="as clients name it; an adapter has a name of its own")
+        parser.add_argument("model", help="model or adapter name in the API")
         parser.add_argument(
             "--input", required=True, metavar="X", help="price of a million prompt tokens"
         )
@@ -37,7 +37,7 @@ class Command(QuireCommand):
             "--from",
             dest="valid_from",
             metavar="WHEN",
-            help="when it begins: 30m, 12h or 90d from now, or a date (UTC; default: now)",
+            help="start of validity: 30m, 12h or 90d from now, or a date (UTC; default: now)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

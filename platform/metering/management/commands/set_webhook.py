@@ -13,17 +13,18 @@ class Command(QuireCommand):
     """Say where a tenant's webhook is."""
 
     help = (
-        "Set the URL that is told when a tenant's budgets are nearly spent, and print the secret "
-        "that signs what is sent: it is shown this once. Private addresses need "
-        "QUIRE_EGRESS_NETWORKS."
+        "Set a tenant's webhook URL, which receives budget alerts, and print the signing secret "
+        "once. Private addresses need QUIRE_EGRESS_NETWORKS."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose, and where."""
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("url", nargs="?", metavar="URL", help="https://...")
-        where.add_argument("--off", action="store_true", help="tell nobody any more")
+        where.add_argument("--off", action="store_true", help="remove the webhook")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Set it and print its secret."""

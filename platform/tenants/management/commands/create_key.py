@@ -13,15 +13,14 @@ from tenants.commands import QuireCommand, find_account, find_tenant
 class Command(QuireCommand):
     """Make an API key."""
 
-    help = (
-        "Make an API key and print it. This is the only time that it can be seen: the database "
-        "keeps its hash alone."
-    )
+    help = "Create an API key and print it. The key is shown only once; only its hash is stored."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose key, and what it may."""
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
-        parser.add_argument("--name", default="", help="what the key is for")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
+        parser.add_argument("--name", default="", help="purpose of the key")
         parser.add_argument(
             "--scopes",
             metavar="A,B",
@@ -47,13 +46,13 @@ class Command(QuireCommand):
             "--max-running-requests",
             type=int,
             metavar="N",
-            help="requests that may run at a time (default: no own limit)",
+            help="maximum concurrent requests of this key (default: the tenant's limit)",
         )
         parser.add_argument(
             "--max-context-tokens",
             type=int,
             metavar="N",
-            help="most tokens of a request, prompt and output together (default: as the tenant's)",
+            help="maximum tokens of a request, prompt plus output (default: the tenant's limit)",
         )
         parser.add_argument(
             "--allowed-models",

@@ -12,12 +12,14 @@ from tenants.commands import QuireCommand, add_role_option, find_tenant
 class Command(QuireCommand):
     """Add a program."""
 
-    help = "Add a service account to a tenant: a program, whose keys belong to no person."
+    help = "Create a service account: an identity for programs."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which, where, as what."""
         parser.add_argument("name", help="such as 'nightly reports'")
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
         add_role_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

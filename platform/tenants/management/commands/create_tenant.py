@@ -35,7 +35,7 @@ class Command(QuireCommand):
         if options["owner"]:
             owner = User.objects.filter(username=options["owner"]).first()
             if owner is None:
-                raise CommandError(f"There is no user {options['owner']!r}.")
+                raise CommandError(f"User {options['owner']!r} not found.")
         tenant = actions.create_tenant(
             actor=COMMAND_LINE,
             name=options["name_given"] or options["name"],

@@ -13,19 +13,19 @@ class Command(QuireCommand):
     """Add a person."""
 
     help = (
-        "Add a person who logs in. Without a password they come in by single sign-on, or have a "
-        "new one mailed. set_member or invite makes them a member of a tenant."
+        "Create a user. Without a password, the user signs in with single sign-on or resets it by "
+        "mail. Add the user to a tenant with set_member or invite."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Who."""
-        parser.add_argument("username", help="what they log in with")
-        parser.add_argument("--email", default="", help="their mail address")
+        parser.add_argument("username", help="login name")
+        parser.add_argument("--email", default="", help="mail address")
         parser.add_argument(
             "--password-stdin", action="store_true", help="read a password from standard input"
         )
         parser.add_argument(
-            "--operator", action="store_true", help="they run the whole installation"
+            "--operator", action="store_true", help="make the user an operator of the installation"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -13,14 +13,18 @@ class Command(QuireCommand):
     """Remove all that is kept of a tenant, for good."""
 
     help = (
-        "Remove all that is kept of a tenant, for good: keys, files, answers, usage, members. The"
-        " audit log stays, and so do people: they belong to no tenant."
+        "Delete all data of a tenant permanently: keys, files, responses, usage, members. The "
+        "audit log and the user accounts stay."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose, twice."""
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
-        parser.add_argument("--confirm", required=True, metavar="NAME", help="the same once more")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
+        parser.add_argument(
+            "--confirm", required=True, metavar="NAME", help="tenant slug again, as a confirmation"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Erase it, and say what went."""

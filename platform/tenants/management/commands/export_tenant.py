@@ -14,12 +14,14 @@ from tenants.export import export_file
 class Command(QuireCommand):
     """Write all that is kept of a tenant into a ZIP archive."""
 
-    help = "Write all that is kept of a tenant into a ZIP archive, for its owner to take along."
+    help = "Export all data of a tenant to a ZIP archive."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose, and where to."""
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
-        parser.add_argument("file", metavar="FILE", help="a file that isn't there yet")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
+        parser.add_argument("file", metavar="FILE", help="path of the new archive; must not exist")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Write it."""

@@ -12,12 +12,14 @@ from tenants.commands import QuireCommand, find_member, find_tenant, find_user
 class Command(QuireCommand):
     """Take a person out of a tenant."""
 
-    help = "Take a person out of a tenant. Their sessions, and their keys there, end in seconds."
+    help = "Remove a member from a tenant. Ends the user's sessions and revokes their keys there."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Who, and where."""
         parser.add_argument("username", help="see list_users")
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Remove them."""

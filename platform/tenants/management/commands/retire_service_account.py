@@ -17,10 +17,12 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
         parser.add_argument("name", help="see list_service_accounts")
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """End it."""
         account = find_account(find_tenant(options["tenant"]), options["name"])
         actions.retire_service_account(actor=COMMAND_LINE, account=account)
-        self.stdout.write(f"{account} is switched off; its keys are revoked.")
+        self.stdout.write(f"Service account {account} deactivated; its keys are revoked.")

@@ -13,7 +13,7 @@ from tenants.models import Invitation
 class Command(QuireCommand):
     """Take an invitation back."""
 
-    help = "Take an invitation back: its link lets nobody in any more."
+    help = "Revoke an invitation."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
@@ -23,6 +23,6 @@ class Command(QuireCommand):
         """End it."""
         found = Invitation.objects.select_related("tenant").filter(pk=options["id"]).first()
         if found is None:
-            raise CommandError(f"There is no invitation {options['id']}.")
+            raise CommandError(f"Invitation {options['id']} not found.")
         actions.revoke_invitation(actor=COMMAND_LINE, invitation=found)
-        self.stdout.write(f"The invitation of {found.email} to {found.tenant} has ended.")
+        self.stdout.write(f"Invitation of {found.email} to {found.tenant} revoked.")

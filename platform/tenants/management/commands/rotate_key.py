@@ -14,9 +14,8 @@ class Command(QuireCommand):
     """Put a new API key in an old one's place."""
 
     help = (
-        "Make a new API key in an old one's place and print it, this once. It has the old one's "
-        "name, scopes, limits and end; the old one goes on for a while, so that its users can "
-        "change over."
+        "Replace an API key and print the new one once. The new key has the same name, scopes, "
+        "limits and expiry; the old one stays valid for --overlap, so that clients can switch."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,8 +25,8 @@ class Command(QuireCommand):
             "--overlap",
             metavar="SPAN",
             default="1d",
-            help="how long the old key goes on: 7d, 12h, 30m, at most 30d; 0: it ends at once "
-            "(default: %(default)s)",
+            help="how long the old key stays valid: 7d, 12h, 30m, at most 30d; 0 revokes it "
+            "immediately (default: %(default)s)",
         )
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 
@@ -44,7 +43,7 @@ class Command(QuireCommand):
             if old.state() == "revoked":
                 fate = "is revoked"
             else:
-                fate = f"goes on until {old.expires_at:%Y-%m-%d %H:%M} UTC"
+                fate = f"stays valid until {old.expires_at:%Y-%m-%d %H:%M} UTC"
             self.note(
                 f"The new key of {old.tenant}: keep it now, it can't be shown again. "
                 f"The old one, {old}, {fate}."

@@ -14,14 +14,16 @@ class Command(QuireCommand):
     """Put a person into a tenant."""
 
     help = (
-        "Make a person a member of a tenant, or give a member another role. A lower role ends "
-        "their sessions, sockets and keys there within seconds."
+        "Add a user to a tenant or change a member's role. A lower role ends the user's sessions, "
+        "sockets and keys there within seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Who, where, as what."""
         parser.add_argument("username", help="see list_users")
-        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
         add_role_option(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

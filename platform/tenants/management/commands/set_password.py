@@ -27,7 +27,7 @@ class Command(QuireCommand):
         """Set it."""
         password = read_password(options)
         if password == "":
-            raise CommandError("There is no password on standard input.")
+            raise CommandError("No password on standard input.")
         user = find_user(options["username"])
         actions.set_password(actor=COMMAND_LINE, user=user, password=password)
         self.stdout.write(f"{user} has {'another password' if password else 'no password'}.")

@@ -15,19 +15,21 @@ class Command(QuireCommand):
     """Change a tenant."""
 
     help = (
-        "Change a tenant's name or limits, or switch it off and on. What isn't named stays. "
-        "Gateways act on it within seconds."
+        "Change a tenant's name or limits, or disable and enable it. Options that are not given "
+        "stay unchanged. Gateways apply the change within seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which tenant, and what of it."""
-        parser.add_argument("tenant", metavar="NAME", help="its short name, see list_tenants")
-        parser.add_argument("--name", metavar="TEXT", help="its name for people")
+        parser.add_argument("tenant", metavar="NAME", help="tenant slug, see list_tenants")
+        parser.add_argument("--name", metavar="TEXT", help="display name of the tenant")
         switch = parser.add_mutually_exclusive_group()
         switch.add_argument(
-            "--off", action="store_true", help="refuse its keys and members; running streams end"
+            "--off",
+            action="store_true",
+            help="disable the tenant: keys and members are rejected, running streams end",
         )
-        switch.add_argument("--on", action="store_true", help="let them in again")
+        switch.add_argument("--on", action="store_true", help="enable the tenant")
         add_limit_options(parser, defaults=False)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -13,24 +13,24 @@ class Command(QuireCommand):
     """Change a person."""
 
     help = (
-        "Change a person's mail address, deactivate them, or make them an operator. Who is "
-        "deactivated or no operator any more loses sessions, sockets and keys within seconds."
+        "Change a user's mail address, activation or operator status. Deactivating a user or "
+        "revoking the operator role ends sessions, sockets and keys within seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Who, and what of them."""
         parser.add_argument("username", help="see list_users")
-        parser.add_argument("--email", help="their mail address")
+        parser.add_argument("--email", help="new mail address")
         switch = parser.add_mutually_exclusive_group()
-        switch.add_argument("--off", action="store_true", help="they may not log in any more")
-        switch.add_argument("--on", action="store_true", help="they may log in again")
+        switch.add_argument("--off", action="store_true", help="deactivate the user")
+        switch.add_argument("--on", action="store_true", help="reactivate the user")
         standing = parser.add_mutually_exclusive_group()
         standing.add_argument(
             "--operator",
             action="store_true",
-            help="make them an operator, who runs the installation",
+            help="make the user an operator of the installation",
         )
-        standing.add_argument("--no-operator", action="store_true", help="take that back")
+        standing.add_argument("--no-operator", action="store_true", help="revoke the operator role")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change all of it or nothing."""

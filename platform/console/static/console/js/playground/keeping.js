@@ -57,7 +57,7 @@ export class Keeping {
       this.keeper.opened();
       this.show();
     } catch (error) {
-      page.say(error.code === "not_found" ? "There is no such conversation." : error.message);
+      page.say(error.code === "not_found" ? "Conversation not found." : error.message);
       if (error.code === "not_found") this.show();
     }
   }
