@@ -73,7 +73,7 @@ def main() -> None:
     try:
         if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
             django.setup()
-            from config.overview import overview
+            from config.help import overview
 
             print(overview(), flush=True)
             return

@@ -4,34 +4,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.contract.lora_request import LoRARequest
-    from engine.contract.output_kind import RequestOutputKind
-    from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from engine.contract.lora import LoRARequest
     from engine.contract.pooling_params import PoolingParams
+    from engine.contract.sampling_fields import RequestOutputKind
     from engine.contract.sampling_params import SamplingParams
     from engine.contract.structured_outputs import StructuredOutputsParams
     from engine.model_loader.vllm_config import VllmConfig
     from engine.models.registry import ModelRegistry
     from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
-    from engine.offline.beam_search_params import BeamSearchParams
-    from engine.offline.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
-    from engine.offline.for_programs import PoolerConfig, cleanup_dist_env_and_memory
-    from engine.offline.llm import LLM
-    from engine.offline.llm_engine import LLMEngine
-    from engine.offline.metrics import Counter, Gauge, Histogram, Metric, Vector
-    from engine.offline.pooling_outputs import (
-        ClassificationRequestOutput,
-        EmbeddingRequestOutput,
-        PoolingRequestOutput,
-        ScoringRequestOutput,
+    from engine.offline.beam_search import BeamSearchParams
+    from engine.offline.engine_args import (
+        AsyncEngineArgs,
+        EngineArgs,
+        FlexibleArgumentParser,
+        PoolerConfig,
+        cleanup_dist_env_and_memory,
     )
-    from engine.offline.prompts import (
+    from engine.offline.inputs import (
         EmbedsPrompt,
         PromptInputs,
         PromptStrictInputs,
         PromptType,
         TextPrompt,
         TokensPrompt,
+    )
+    from engine.offline.llm import LLM
+    from engine.offline.llm_engine import LLMEngine
+    from engine.offline.metrics import Counter, Gauge, Histogram, Metric, Vector
+    from engine.offline.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestMetrics,
+        RequestOutput,
+        ScoringRequestOutput,
     )
     from engine.offline.tensorizer import TensorizerArgs, TensorizerConfig, tensorize_vllm_model
     from engine.sampling.logits_processor import (
@@ -92,27 +99,29 @@ __all__ = [
 #: Where all are. They're loaded when they're asked for: many need torch, and the compile worker
 #: needs none of them.
 _LATER = {
-    "engine.contract.lora_request": ("LoRARequest",),
-    "engine.contract.output_kind": ("RequestOutputKind",),
-    "engine.contract.outputs": ("CompletionOutput", "RequestMetrics", "RequestOutput"),
+    "engine.contract.lora": ("LoRARequest",),
+    "engine.contract.sampling_fields": ("RequestOutputKind",),
     "engine.contract.pooling_params": ("PoolingParams",),
     "engine.contract.sampling_params": ("SamplingParams",),
     "engine.contract.structured_outputs": ("StructuredOutputsParams",),
     "engine.model_loader.vllm_config": ("VllmConfig",),
     "engine.models.registry": ("ModelRegistry",),
     "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
-    "engine.offline.beam_search_params": ("BeamSearchParams",),
-    "engine.offline.engine_args": ("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
-    "engine.offline.for_programs": ("PoolerConfig", "cleanup_dist_env_and_memory"),
+    "engine.offline.beam_search": ("BeamSearchParams",),
+    "engine.offline.engine_args": (
+        *("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
+        *("PoolerConfig", "cleanup_dist_env_and_memory"),
+    ),
     "engine.offline.llm": ("LLM",),
     "engine.offline.llm_engine": ("LLMEngine",),
     "engine.offline.metrics": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
-    "engine.offline.pooling_outputs": (
+    "engine.offline.outputs": (
+        *("CompletionOutput", "RequestMetrics", "RequestOutput"),
         *("ClassificationRequestOutput", "EmbeddingRequestOutput"),
         *("PoolingRequestOutput", "ScoringRequestOutput"),
     ),
     "engine.offline.tensorizer": (*("TensorizerArgs", "TensorizerConfig", "tensorize_vllm_model"),),
-    "engine.offline.prompts": (
+    "engine.offline.inputs": (
         *("EmbedsPrompt", "PromptInputs", "PromptStrictInputs", "PromptType"),
         *("TextPrompt", "TokensPrompt"),
     ),

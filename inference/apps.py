@@ -1,10 +1,36 @@
 """The Django app of the gateway. It has no models: its state is in Redis and in open streams."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
+from django.core.checks import CheckMessage, Error
+
+from engine.text.chat_messages import CONTENT_FORMATS
+from inference.parsers.registry import reasoning_parsers, tool_parsers
+from inference.settings import gateway_settings
+
+# -- What Django looks at before the gateway starts: settings that would only fail at a request.
+
+
+def check_gateway(**_: Any) -> list[CheckMessage]:
+    """Parsers that can't be loaded, and a content format that doesn't exist."""
+    found: list[CheckMessage] = []
+    registries = {"TOOL_PARSERS": tool_parsers.all, "REASONING_PARSERS": reasoning_parsers.all}
+    for number, (name, load) in enumerate(registries.items(), start=1):
+        try:
+            load()
+        except (ImportError, TypeError) as error:
+            found.append(Error(f"QUIRE['{name}']: {error}", id=f"inference.E00{number}"))
+    chosen = gateway_settings().chat_template_content_format
+    if chosen not in CONTENT_FORMATS:
+        known = ", ".join(CONTENT_FORMATS)
+        message = f"QUIRE['CHAT_TEMPLATE_CONTENT_FORMAT'] must be one of {known}; got {chosen!r}."
+        found.append(Error(message, id="inference.E003"))
+    return found
 
 
 class InferenceConfig(AppConfig):
@@ -15,9 +41,9 @@ class InferenceConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks of our settings."""
-        from catalog.setting_checks import register as register_settings_check
-        from inference.web.kept_answers import forget_answers
-        from tenants.holdings import Holding, register
+        from catalog.engine_settings import register as register_settings_check
+        from inference.web.idempotent_responses import forget_answers
+        from tenants.tenant_data import Holding, register
 
         checks.register(_check)
         register(Holding("idempotency", erase=forget_answers))
@@ -27,19 +53,18 @@ class InferenceConfig(AppConfig):
 
 def _check_parser_names(settings: Mapping[str, Any]) -> None:
     if settings.get("tool_call_parser") or settings.get("reasoning_parser"):
-        from inference.parser_names import check_parser_names  # all parsers, see above
+        from inference.parsers.registry import check_parser_names  # all parsers, see above
 
         check_parser_names(settings)
 
 
 def _check_io_processor(settings: Mapping[str, Any]) -> None:
     if name := settings.get("io_processor_plugin"):
-        from engine.contract.io_processor import named_point
+        from engine.contract.plugins import named_point
 
         named_point(name)
 
 
 def _check(**options: Any) -> list[checks.CheckMessage]:
-    from inference.checks import check_gateway  # all parsers, which most commands don't need
 
     return check_gateway(**options)

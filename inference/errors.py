@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.core import exceptions as django_exceptions
@@ -20,12 +22,125 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from rest_framework import exceptions as drf
 
+from common.errors import AuthenticationFailed, NotFound, PermissionDenied, ServiceUnavailable
 from engine.contract.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
-from engine.contract.protocol import ErrorInfo
-from engine.contract.redis_link import is_temporary
-from inference.seldom import Seldom
-from inference.validation import describe_validation_error
-from tenants.errors import AuthenticationFailed, NotFound, PermissionDenied, ServiceUnavailable
+from engine.contract.messages import ErrorInfo
+from engine.system.redis_client import is_temporary
+
+# -- Errors in the words of the client's own fields.
+
+
+E = TypeVar("E", bound=QuireError)
+
+
+def renamed(error: E, names: Mapping[str, str]) -> E:
+    """The same error with `param` and message about the client's field instead of ours.
+
+    Args:
+        names: ours -> theirs. `a` stands for `a.b` as well, unless that has a name of its own.
+    """
+    ours = error.param
+    known = ours
+    while known is not None and known not in names:
+        known = known.rpartition(".")[0] or None
+    if ours is not None and known is not None and (theirs := names[known]) != known:
+        error.rename(theirs, **({known: theirs} if known != ours else {}))
+    return error
+
+
+# -- Log lines that thousands of requests would write within a minute, one each.
+
+
+#: The first is written at once; of the others one in so many seconds, with how many they were.
+EVERY_S = 10.0
+
+
+class Seldom:
+    """Writes warnings of one kind now and then."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger, self._clock = logger, clock
+        self._written_at, self._left_out = -EVERY_S, 0
+
+    def warning(self, text: str, *given: object) -> None:
+        """Write it, or count it."""
+        now = self._clock()
+        if now - self._written_at < EVERY_S:
+            self._left_out += 1
+            return
+        if self._left_out:
+            text, given = f"{text} (and %d more like it before)", (*given, self._left_out)
+        self._written_at, self._left_out = now, 0
+        self._logger.warning(text, *given)
+
+
+# -- Pydantic's errors as one sentence and one field name, in OpenAI's manner.
+
+
+MAX_SHOWN_CHARS = 120
+
+
+def describe_validation_error(error: ValidationError) -> dict[str, Any]:
+    """`message`, `param` and `code` for the first error that helps most."""
+    errors = error.errors(include_url=False, include_context=True)
+    first = _most_telling(errors)
+    param = _path(first["loc"])
+    kind = first["type"]
+    if kind == "missing":
+        return {
+            "message": f"Missing required parameter: '{param}'.",
+            "param": param or None,
+            "code": "missing_required_parameter",
+        }
+    text = first["msg"].removeprefix("Value error, ")
+    shown = "" if kind == "value_error" else f" Got {_shown(first.get('input'))}."
+    place = f"Invalid value for '{param}': " if param else ""
+    return {
+        "message": f"{place}{text}{'' if text.endswith('.') else '.'}{shown}",
+        "param": param or None,
+        "code": "invalid_type" if kind.endswith("_type") else "invalid_value",
+    }
+
+
+def _most_telling(errors: list[Any]) -> Any:
+    """Of a union's errors, one for each member, the one that got furthest into the value."""
+    first = errors[0]
+    same_field = [item for item in errors if item["loc"][:1] == first["loc"][:1]]
+    return max(
+        same_field,
+        key=lambda item: (
+            sum(isinstance(part, int) for part in item["loc"]),
+            item["type"] == "value_error",  # a union's member that fitted, but for its content
+        ),
+    )
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content`; the names that pydantic gives a union's members are left out."""
+    path = ""
+    for place, part in enumerate(location):
+        if place and part == location[place - 1]:
+            continue  # a union's tag, then the field of that name
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and not part[:1].isupper() and part not in _UNION_TAGS:
+            path += f".{part}" if path else part
+    return path
+
+
+#: What pydantic calls plain types among a union's members.
+_UNION_TAGS = frozenset({"str", "int", "float", "bool", "dict", "list", "constrained"})
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: bounded, whatever it is."""
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} with {len(value)} entries"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a huge number"
+    text = repr(value[:MAX_SHOWN_CHARS] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_SHOWN_CHARS + 2 else text[:MAX_SHOWN_CHARS] + "..."
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,6 @@
 
 from django.urls import path
 
-from inference.consumers import PlaygroundConsumer
+from inference.playground import PlaygroundConsumer
 
 websocket_urlpatterns = [path("ws/playground/", PlaygroundConsumer.as_asgi())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,8 +13,41 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import KEY_PREFIX
-from inference.template_kwargs import check_template_kwargs
+from engine.contract.redis_keys import KEY_PREFIX
+from inference.errors import UnsupportedField
+
+# -- Variables of a model's chat template that a request or the operator may set.
+
+
+#: Names that `render_chat` gives a meaning of its own.
+_RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenizer",
+        "limits",
+        "content_format",
+        "most_tokens",
+    }
+)
+
+
+def check_template_kwargs(names: Iterable[str]) -> None:
+    """Raise `InvalidRequest` for a name that no variable may have."""
+    for name in names:
+        if name == "chat_template":
+            raise UnsupportedField(
+                "chat_template_kwargs can't hold a chat template.",
+                param="chat_template_kwargs.chat_template",
+            )
+        if name in _RESERVED or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequest(
+                f"chat_template_kwargs can't hold {name[:50]!r}.", param="chat_template_kwargs"
+            )
+
 
 MIB = 1 << 20
 
@@ -64,7 +97,8 @@ class GatewaySettings:
         metrics_token: what Prometheus may send as a bearer token; "": none.
         metrics_addresses: IP networks that may read `/metrics` and all of `/health` without a key.
         metrics_tenants: how many tenants `/metrics` tells apart; those that come later are "other".
-        otlp_traces_endpoint: where spans are sent, see `engine.contract.tracing`; "": nowhere.
+        otlp_traces_endpoint: where spans are sent, see `engine.contract.observability`; "":
+        nowhere.
         health_grace_s: how long `progress_at` may stand still before `/health` is red.
     """
 

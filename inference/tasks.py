@@ -8,10 +8,9 @@ import threading
 from celery import shared_task
 from celery.signals import worker_shutdown
 
-from inference.batches.runner import run_batch
-from inference.responses.runner import run_response
-from inference.work.loop import Runner, WorkLoop
-from inference.work.queue import RUN, send
+from inference.api.batches.runner import run_batch
+from inference.api.responses.runner import run_response
+from inference.work import RUN, Runner, WorkLoop, send
 from storage.access import unclaimed_batches, unclaimed_responses
 from storage.actions import remove_ended_uploads, remove_expired
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from engine.contract.tracing import Tracing, context_of, headers_of
+from engine.contract.observability import Tracing, context_of, headers_of
 from inference.settings import gateway_settings
 from tenants.redaction import without_tokens
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from engine.contract.sampling_params import SamplingParams
-    from inference.generation.job import Job
-    from inference.generation.usage import Usage
+    from inference.request.job import Job, Usage
 
 Scope = MutableMapping[str, Any]
 _OPERATIONS = {

@@ -2,81 +2,82 @@
 
 from django.urls import path, re_path
 
-from inference.anthropic.batches import (
+from inference.api.anthropic.batches import (
     MessageBatchCancelView,
     MessageBatchesView,
     MessageBatchResultsView,
     MessageBatchView,
 )
-from inference.anthropic.models import UnknownPathView
-from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
-from inference.batches.views import BatchCancelView, BatchesView, BatchView
-from inference.conversations.views import (
+from inference.api.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
+from inference.api.batches.views import BatchCancelView, BatchesView, BatchView
+from inference.api.chat import (
+    ChatBatchView,
+    CompletionMessagesView,
+    StoredCompletionsView,
+    StoredCompletionView,
+)
+from inference.api.completions import CompletionsView
+from inference.api.conversations import (
     ConversationItemsView,
     ConversationItemView,
     ConversationsView,
     ConversationView,
 )
-from inference.extras.adapters import LoadAdapterView, UnloadAdapterView
-from inference.extras.generate import GenerateView, InvocationsView
-from inference.extras.operations import (
+from inference.api.files import FileContentView, FilesView, FileView
+from inference.api.health import HealthView, MetricsView, PingView, VersionView
+from inference.api.models import ModelsView, ModelView, UnknownPathView
+from inference.api.operator import (
+    AbortRequestsView,
+    CollectiveRpcView,
+    IsPausedView,
+    IsSleepingView,
     LoadView,
+    PauseView,
     ResetOtherCacheView,
     ResetPrefixCacheView,
+    ResumeView,
     ServerInfoView,
-)
-from inference.extras.pause import AbortRequestsView, IsPausedView, PauseView, ResumeView
-from inference.extras.rpc import (
-    CollectiveRpcView,
+    SleepView,
     StartProfileView,
     StopProfileView,
     TokenizerInfoView,
+    WakeUpView,
 )
-from inference.extras.sleep import IsSleepingView, SleepView, WakeUpView
-from inference.extras.tokenize import DetokenizeView, TokenizeView
-from inference.files.views import FileContentView, FilesView, FileView
-from inference.health import HealthView, PingView
-from inference.openai.chat_batch import ChatBatchView
-from inference.openai.chat_stored import (
-    CompletionMessagesView,
-    StoredCompletionsView,
-    StoredCompletionView,
-)
-from inference.openai.completions import CompletionsView
-from inference.openai.models import ModelsView, ModelView
-from inference.openapi.document import OpenApiView
-from inference.ops import MetricsView, VersionView
-from inference.organization.views import CompletionsUsageView, CostsView, EmbeddingsUsageView
-from inference.pooling.moderations import ModerationsView
-from inference.pooling.views import (
+from inference.api.organization import CompletionsUsageView, CostsView, EmbeddingsUsageView
+from inference.api.pooling.views import (
     ClassifyView,
     EmbeddingsView,
+    ModerationsView,
     PoolingView,
     RerankV2View,
     RerankView,
     ScoreView,
 )
-from inference.responses.compact import CompactView
-from inference.responses.views import (
+from inference.api.responses.compact import CompactView
+from inference.api.responses.views import (
     InputTokensView,
     ResponseCancelView,
     ResponseInputItemsView,
     ResponsesView,
     ResponseView,
 )
-from inference.tokens.render import (
+from inference.api.tokenization import (
     ChatRenderView,
     CompletionRenderView,
+    DetokenizeView,
     MessagesRenderView,
     ResponseRenderView,
+    TokenizeView,
 )
-from inference.tokens.views import TokensView
-from inference.uploads.views import (
-    UploadCancelView,
-    UploadCompleteView,
-    UploadPartsView,
-    UploadsView,
+from inference.api.tokens import TokensView
+from inference.api.uploads import UploadCancelView, UploadCompleteView, UploadPartsView, UploadsView
+from inference.api.vllm_compat import (
+    GenerateView,
+    InvocationsView,
+    LoadAdapterView,
+    UnloadAdapterView,
 )
+from inference.openapi.document import OpenApiView
 
 urlpatterns = [
     path("v1/load_lora_adapter", LoadAdapterView.as_view()),

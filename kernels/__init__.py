@@ -65,7 +65,7 @@ def _invariant(chosen: KernelSet) -> KernelSet:
     """The batch-invariant form of a set. Raises `KernelsUnavailable` where it has none."""
     if chosen.name == "triton":
         from kernels.triton import load
-        from kernels.triton.invariant import InvariantTritonKernels
+        from kernels.triton.batch_invariant import InvariantTritonKernels
 
         return load(chosen.device, InvariantTritonKernels)
     if not chosen.batch_invariant:

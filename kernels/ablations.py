@@ -24,7 +24,7 @@ NAMES = (
     *OF_THE_LIBRARY, "last-rows", "decoder", "step", "experts", "sampling", "map-ahead",
     "prefill-by-load", "prefill-least", "split-batches",
 )  # fmt: skip
-"""All of them; engine/bench/ablations/parts.py says what each is."""
+"""All of them; benchmarks/compare.py says what each is."""
 
 
 def turned_off(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ T is the number of tokens of a step, H the hidden size, D the size of a head, Hq
 of query and of key/value heads (Hq is a multiple of Hk). Activations are float32, bfloat16 or
 float16; what matters for accuracy (norms, softmax, sums) is computed in float32. Wrong shapes,
 dtypes, positions, slots or block ids raise ValueError before anything is written. What functions
-are given beside tensors is in `kernels.layers`, how weights are packed in `kernels.packing`.
+are given beside tensors is in `kernels.layers`, how weights are packed in `kernels.linear_factory`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, LatentArgs
-from kernels.experts import ExpertsOneByOne
-from kernels.heads import HeadLinears
+from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.compiled_decoder import CompiledDecoder, DecoderLayerWeights, DecoderShape, LayerInputs
 from kernels.layers import (
     NO_NORM,
     PIECE_ROWS,
     ActivationSpec,
-    CompiledDecoder,
-    DecoderLayerWeights,
-    DecoderShape,
     ExpertLayers,
+    HeadLinears,
     HeadNormWeights,
     Integers,
-    LayerInputs,
     LinearLayer,
     MixtureOfExperts,
     NormWeights,
 )
-from kernels.logits import LogitEdits, TopLogprobs
+from kernels.linear_factory import LinearMaker
+from kernels.logit_edits import LogitEdits, TopLogprobs
 from kernels.lora import (
+    LoraSlots,
     LoraTemplate,
     LoraUse,
     LoraWeights,
+    MixtureRows,
     PackedLora,
+    Place,
     PlannedLora,
     TorchLora,
     add_each,
 )
-from kernels.lora_slots import LoraSlots, MixtureRows, Place
-from kernels.packing import LinearMaker
-from kernels.states import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
+from kernels.moe import ExpertsOneByOne
+from kernels.ssm import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
 
 __all__ = [
     "NO_NORM",
@@ -291,7 +290,7 @@ class KernelSet(LinearMaker):
         """What each token's queries find in its heads' states, [T, heads, value_size].
 
         `states` [R, heads, value_size, key_size] of float32 is changed token by token, see
-        `kernels.states`; which sequence has which row and tokens: `of`.
+        `kernels.ssm`; which sequence has which row and tokens: `of`.
         """
         return linear_scan(inputs, weights, states, of)
 

@@ -6,18 +6,17 @@ T is the number of tokens of a step, H the hidden size, D the size of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
-from kernels.attention.args import BlockSparse
-from kernels.lora import ExpertUse, LayerLoras, LoraTable, TableUse
-from kernels.lora_slots import MixtureRows
+from kernels.lora import ExpertUse, MixtureRows
 
 if TYPE_CHECKING:
-    from kernels.steps import CompiledStep, StepEnds, StepTables
+    pass
 
 
 class LinearLayer(ABC):
@@ -194,128 +193,102 @@ class MixtureOfExperts(ABC):
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """What all layers of a `CompiledDecoder` have in common.
+# -- The activations of MLPs by their names, on any set of kernels: alone, or gated.
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class GatedKernels(Protocol):
+    """The gated activations that each set of kernels has: [T, 2I] -> [T, I]."""
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """SiLU of the first half, times the second."""
+
+    def gelu_and_mul(self, x: Tensor, *, approximate: str = "none") -> Tensor:
+        """GELU of the first half, times the second. `approximate`: as torch's."""
+
+
+def activation(name: str) -> Activation:
+    """An activation by itself. Raises KeyError for one that isn't known."""
+    return _PLAIN[name]
+
+
+def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
+    """[T, 2I] -> [T, I]: the first half activated, times the second.
+
+    Raises KeyError for one that isn't known.
+    """
+    if spec.name == "silu":
+        return ops.silu_and_mul
+    if spec.name == "gelu":
+        return ops.gelu_and_mul
+    if spec.name == "gelu_tanh":
+        return lambda x: ops.gelu_and_mul(x, approximate="tanh")
+    if spec.name == "swiglu_clamped":
+        return lambda x: _swiglu_clamped(x, spec.limit, spec.alpha)
+    plain = activation(spec.name)
+
+    def gated(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return plain(gate) * up
+
+    return gated
+
+
+def _swiglu_clamped(x: Tensor, limit: float, alpha: float) -> Tensor:
+    """gpt-oss: both halves are clamped, and the second one counts from 1."""
+    gate, up = x.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(gate * alpha)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return torch.relu(x).square_()
+
+
+_PLAIN: dict[str, Activation] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": torch.relu,
+    "relu2": _relu2,
+}
+ACTIVATIONS = (*_PLAIN, "swiglu_clamped")
+"""All that there are."""
+
+
+# -- A linear layer for each head, as one function.
+
+
+class HeadLinears:
+    """y[:, h] = x[:, h] W_h^T, one head after the other: on any set of kernels.
 
     Attributes:
-        activation, activation_limit, activation_alpha: see `ActivationSpec`.
-        gated: MLPs multiply the activated half with another one.
-        parallel: attention and MLP both add to the residual that the layer began with.
-        residual_scale: of what either adds.
-        clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
+        nbytes: that one pass over all weights reads.
     """
 
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
-    scale: float
-    soft_cap: float = 0.0
-    neox: bool = True
-    activation: str = "silu"
-    activation_limit: float = 0.0
-    activation_alpha: float = 0.0
-    gated: bool = True
-    parallel: bool = False
-    residual_scale: float = 1.0
-    clip_qkv: float = 0.0
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        """`layers`: of each head. Raises ValueError unless they are of one shape."""
+        shapes = {(layer.in_features, layer.out_features) for layer in layers}
+        if len(shapes) != 1:
+            raise ValueError(f"the heads' layers have {len(shapes)} shapes")
+        self.layers = list(layers)
+        self.nbytes = sum(layer.nbytes for layer in layers)
 
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Write [T, heads, N] of x [T, heads, K]; a head's values lie side by side in both."""
+        for head, layer in enumerate(self.layers):
+            out[:, head] = layer(x[:, head])
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayerWeights:
-    """One layer: norm, attention, norm, MLP or experts.
-
-    `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
-    added to the residual; of a parallel layer `mlp_norm` may be none: the MLP then takes what
-    attention takes. `sliding_window`, `sparse`, `alibi` and `sinks` are those of `paged_attention`.
-    Queries
-    and keys may be normed by head (`q_norm`, `k_norm`: RMS, float32 [D]; `q_head_norm`,
-    `k_head_norm`: LayerNorm) or all heads together (`q_full_norm`, `k_full_norm`: RMS, float32
-    [heads * D]). `group` says which slots and block tables are the layer's, where layers keep their
-    tokens in different ones.
-    """
-
-    input_norm: NormWeights
-    qkv: LinearLayer
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    q_full_norm: Tensor | None = None
-    k_full_norm: Tensor | None = None
-    q_head_norm: HeadNormWeights | None = None
-    k_head_norm: HeadNormWeights | None = None
-    cos_sin: Tensor | None
-    key_cache: Tensor
-    value_cache: Tensor
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
-    sliding_window: int = 0
-    sparse: BlockSparse | None = None
-    alibi: Tensor | None = None
-    sinks: Tensor | None = None
-    o: LinearLayer
-    attention_out_norm: NormWeights = NO_NORM
-    mlp_norm: NormWeights
-    gate_up: LinearLayer | None = None
-    down: LinearLayer | None = None
-    experts: MixtureOfExperts | None = None
-    mlp_out_norm: NormWeights = NO_NORM
-    group: int = 0
-
-
-class LayerInputs(NamedTuple):
-    """What some layers of a pass begin with, of each of its tokens.
-
-    Attributes:
-        layers: their numbers, ascending.
-        states: float32 [T, len(layers) * H], gets it, side by side.
-    """
-
-    layers: Sequence[int]
-    states: Tensor
-
-
-class CompiledDecoder(ABC):
-    """All layers of a decoder and its final norm in one call."""
-
-    @abstractmethod
-    def __call__(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        query_start_loc: Tensor,
-        rows: Tensor | None = None,
-        others: Sequence[tuple[Tensor, Tensor]] = (),
-        adapters: Sequence[TableUse] = (),
-        inputs: LayerInputs | None = None,
-    ) -> Tensor:
-        """Hidden states after the final norm, float32 [R, H].
-
-        hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
-        last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
-        `others` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
-        tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
-        begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
-
-        Raises ValueError for what doesn't fit together.
-        """
-
-    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter for this decoder; None where it changes what one call can't have changed."""
-        return None
-
-    def compile_step(
-        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
-    ) -> CompiledStep | None:
-        """Whole decode steps in one call each, where this set has that; else None. With `taps`,
-        layers, they tell of what these begin with.
-
-        They give what this decoder and the operations around it do, to the bit. The layers must be
-        of this set. Raises ValueError for what doesn't fit together.
-        """
-        return None
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        return {
+            f"{head}.{name}": tensor
+            for head, layer in enumerate(self.layers)
+            for name, tensor in layer.tensors().items()
+        }

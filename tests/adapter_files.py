@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 
 CHECK = ["tests.fakes.adapter_check"]
 

@@ -120,7 +120,7 @@ def _tables_may_be_emptied() -> Iterator[None]:
     from django.core.management.commands import flush
     from django.db import connection
 
-    from tenants.audit_guard import guards, lifts
+    from tenants.audit import guards, lifts
 
     plain, vendor = connection.ops.sql_flush, connection.vendor
 

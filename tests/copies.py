@@ -23,7 +23,7 @@ from tests.nursery import NAME
 #: What may be a copy: `python` with these,
 PROGRAMS = ("manage.py",)
 MODULES = (
-    *("config.serve", "daphne", "engine.bench.ablations.worker", "engine.lora.check"),
+    *("config.serve", "daphne", "benchmarks.compare", "engine.lora.check"),
     *("engine.serving", "pytest", "uvicorn"),
     *("tests.fakes.fake_replica", "tests.console.seed", "tests.console.showcase"),
 )

@@ -69,7 +69,7 @@ def _keep(folder: Path, kept: Path) -> None:
 
 def quicken() -> None:
     """For this process: the survey's checkpoints."""
-    from engine.survey import tiny
+    from tests.survey import tiny
 
     plain = tiny.make_checkpoint
     if hasattr(plain, "quick"):

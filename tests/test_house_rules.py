@@ -72,11 +72,11 @@ def test_clients_of_redis_are_made_in_one_place() -> None:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "from_url"
     }
-    assert found == {"engine/contract/redis_clients.py"}
+    assert found == {"engine/system/redis_client.py"}
 
 
 #: Where it's known which device it is.
-DEVICES = ("engine/devices/", "engine/worker/cuda/", "engine/bench/")
+DEVICES = ("engine/devices/", "engine/worker/gpu/", "benchmarks/")
 
 
 def test_the_engine_asks_what_a_device_can_do_and_never_which_it_is() -> None:
@@ -91,7 +91,7 @@ def test_the_engine_asks_what_a_device_can_do_and_never_which_it_is() -> None:
                 asks = any(side.endswith((".type", "device", "device.name")) for side in sides)
                 if asks and any(side in ("'cuda'", "'cpu'", "'meta'") for side in sides):
                     found.append(f"{name}:{node.lineno}")
-            knows = isinstance(node, ast.ImportFrom) and "worker.cuda" in (node.module or "")
+            knows = isinstance(node, ast.ImportFrom) and "worker.gpu" in (node.module or "")
             if knows or (isinstance(node, ast.Attribute) and node.attr == "is_cuda"):
                 found.append(f"{name}:{node.lineno}")
     assert found == []
@@ -116,7 +116,7 @@ def test_errors_are_one_family_in_which_each_has_a_name_of_its_own() -> None:
 def test_fault_33_bad_values_are_refused_under_python_o() -> None:
     script = (
         "from engine import SamplingParams\n"
-        "from engine.contract.config import EngineConfig\n"
+        "from engine.contract.engine_config import EngineConfig\n"
         "for make in (lambda: SamplingParams(temperature=-1), lambda: SamplingParams(n=0),\n"
         "             lambda: EngineConfig(model='m', block_size=3)):\n"
         "    try:\n"
@@ -137,7 +137,7 @@ def test_the_engines_face_loads_no_torch() -> None:
         "    importlib.import_module(name)\n"
         "    print(name, 'torch' in sys.modules)\n"
     )
-    modules = ["engine", "engine.contract.protocol", "engine.contract.config", "engine.text"]
+    modules = ["engine", "engine.contract.messages", "engine.contract.engine_config", "engine.text"]
     done = subprocess.run(
         [sys.executable, "-c", script, *modules],
         cwd=ROOT,

@@ -5,13 +5,118 @@ Names follow vLLM's; see `docs/pooling.md` for what each task gives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from engine.contract import checks
+from engine.contract import validation as checks
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+
+# -- How alike two embeddings are. Torch-free.
+
+
+Vectors = NDArray[np.float32]
+
+
+def from_bytes(data: bytes, rows: int | None = None) -> Vectors:
+    """A result as it comes from the engine: float32 [size], or [rows, size]."""
+    values = np.frombuffer(data, dtype="<f4")
+    return values if rows is None else values.reshape(rows, -1)
+
+
+def similarity(kind: str, first: Vectors, second: Vectors) -> float:
+    """Of two float32 [size]: larger is more alike; distances are negative.
+
+    `kind` is sentence-transformers' `similarity_fn_name`: "cosine", "dot", "euclidean" or
+    "manhattan". Raises `InvalidRequest` for another.
+    """
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    if kind == "cosine":
+        norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+        return float(a @ b) / norms if norms else 0.0
+    if kind == "dot":
+        return float(a @ b)
+    if kind == "euclidean":
+        return -float(np.linalg.norm(a - b))
+    if kind == "manhattan":
+        return -float(np.abs(a - b).sum())
+    raise InvalidRequest(f"The model's similarity {kind!r} isn't known.", param="model")
+
+
+def pair_up(num_first: int, num_second: int) -> list[tuple[int, int]]:
+    """Which first text meets which second: one with each, or each with its own.
+
+    Raises `InvalidRequest` when the counts are neither 1 to N nor N to N, or 0.
+    """
+    if num_first < 1 or num_second < 1:
+        raise InvalidRequest("Both sides need at least one text.", param="text_2")
+    if num_first not in (1, num_second):
+        raise InvalidRequest(
+            f"{num_first} texts can't be scored against {num_second}: it must be one against "
+            "several, or as many on both sides.",
+            param="text_2",
+        )
+    return [(0 if num_first == 1 else place, place) for place in range(num_second)]
+
+
+# -- Vectors as bytes, in the number formats that vLLM's pooling endpoints have. Torch-free.
+
+
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "big", "little"]
+EMBED_DTYPES: tuple[EmbedDtype, ...] = get_args(EmbedDtype)
+#: Bits of the mantissa and the exponent's bias.
+_FP8 = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
+
+
+def packed(values: Vectors, dtype: EmbedDtype, endianness: Endianness = "native") -> bytes:
+    """The numbers of float32 `values`, one after another, each rounded to the nearest of `dtype`.
+
+    Ties go to the even one. Of e4m3, which has no infinity, the largest stands for all beyond it.
+    """
+    numbers = _converted(np.ascontiguousarray(values, dtype=np.float32), dtype)
+    if endianness not in ("native", sys.byteorder):
+        numbers = numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _converted(values: Vectors, dtype: EmbedDtype) -> NDArray[np.generic]:
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    return _as_bfloat16(values) if dtype == "bfloat16" else _as_fp8(values, *_FP8[dtype])
+
+
+def _as_bfloat16(values: Vectors) -> NDArray[np.uint16]:
+    """float32's upper half."""
+    bits = values.view(np.uint32)
+    upper = (bits >> 16) & 1
+    rounded = ((bits + np.uint32(0x7FFF) + upper) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _as_fp8(values: Vectors, mantissa: int, bias: int) -> NDArray[np.uint8]:
+    """A magnitude's place among all of them is its code; e5m2's infinity stands for 65,536."""
+    last = 0x7E if mantissa == 3 else 0x7C
+    codes = np.arange(last + 1)
+    exponent, fraction = codes >> mantissa, (codes & (2**mantissa - 1)) / 2**mantissa
+    normal = (1 + fraction) * 2.0 ** (exponent - bias)
+    ladder = np.where(exponent == 0, fraction * 2.0 ** (1 - bias), normal)
+    middles = (ladder[:-1] + ladder[1:]) / 2
+    missing = np.isnan(values)
+    magnitude = np.abs(np.where(missing, 0, values).astype(np.float64))
+    code = np.searchsorted(middles, magnitude)
+    tie = magnitude == middles[np.minimum(code, last - 1)]
+    code = np.where(tie & (code % 2 == 1), code + 1, code)
+    code = np.where(missing, 0x7F, code)
+    return (code | (np.signbit(values) << 7)).astype(np.uint8)
+
 
 #: Tasks with one vector a prompt.
 WHOLE_TASKS = ("embed", "classify", "score")

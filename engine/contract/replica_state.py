@@ -2,14 +2,177 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from engine.contract.adapters import AdapterState
-from engine.contract.histograms import Histogram
-from engine.contract.loading import LoadPhase
-from engine.contract.numerics import Numerics
+from engine.contract.lora import AdapterState
+from engine.contract.metrics import Histogram
+from engine.contract.redis_keys import KEY_PREFIX
+
+# -- What a replica tells of its KV blocks while somebody watches them.
+#
+# Who watches counts `watch_key` up and renews its expiry; the replica sees that with its heartbeat
+# and publishes `BlockFrame`s on `frames_key` until the key is gone. A number that it hasn't seen
+# makes it begin with a whole frame. Frames name tenants and requests: whoever passes them on to a
+# tenant leaves all of others' out.
+
+
+#: A replica goes on for so long after the last word of those who watch.
+WATCH_TTL_S = 5
+#: Requests that are named for one block.
+MOST_USERS = 4
+
+
+def watch_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of the number of those who began to watch a replica's blocks."""
+    return f"{prefix}:watch:{replica_id}"
+
+
+def frames_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Channel of a replica's `BlockFrame`s."""
+    return f"{prefix}:blocks:{replica_id}"
+
+
+class TenantBlocks(msgspec.Struct, array_like=True):
+    """One tenant's blocks and sequences; `maximum` and `reserved` in blocks."""
+
+    name: str
+    used: int
+    free: int
+    reserved: int
+    maximum: int
+    running: int
+    waiting: int
+
+
+class BlockState(msgspec.Struct, array_like=True, gc=False):
+    """A block that changed.
+
+    Attributes:
+        refs: sequences that use it. cached: whether a prefix could hit it.
+        owner: in `BlockFrame.words`, the tenant that it's charged to or that used it last.
+        users: the same, ids of requests that use it, at most `MOST_USERS`.
+        adapter: the same, the name of the adapter that it was computed with; "" for none.
+    """
+
+    block_id: int
+    refs: int
+    cached: bool
+    owner: int
+    users: list[int]
+    adapter: int
+
+
+class BlockFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What changed since the frame before.
+
+    Attributes:
+        number: from 1, without gaps within a `run`: what begins with each whole frame.
+        whole: `blocks` has all that were ever used; the others are free and empty.
+        evicted: cached blocks that were taken for something else since the frame before.
+        words: what the numbers in `blocks` mean, in this frame alone.
+    """
+
+    replica_id: str
+    incarnation: str
+    number: int
+    run: int
+    at: float
+    num_blocks: int
+    block_size: int
+    num_free: int
+    num_cached: int
+    whole: bool = False
+    evicted: int = 0
+    tenants: list[TenantBlocks] = msgspec.field(default_factory=list)
+    words: list[str] = msgspec.field(default_factory=list)
+    blocks: list[BlockState] = msgspec.field(default_factory=list)
+
+
+_decoder = msgspec.msgpack.Decoder(BlockFrame)
+
+
+def decode_frame(data: bytes) -> BlockFrame:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no frame."""
+    return _decoder.decode(data)
+
+
+# -- What a model that loads is doing right now: told by the parts of the loader to whoever watches.
+#
+# Torch-free. Nobody watches in an offline `LLM`: then telling costs a look at a variable.
+
+
+#: In their order. Weights are rounded and packed while they are read, a few megabytes at a time.
+DOWNLOADING, KERNELS, READING, CACHE, WARM_UP = (
+    "downloading",
+    "kernels",
+    "reading",
+    "cache",
+    "warm_up",
+)
+PHASES = (DOWNLOADING, KERNELS, READING, CACHE, WARM_UP)
+
+
+class LoadPhase(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One of `PHASES`; `done` of `total` bytes while it downloads or reads, 0 of 0 otherwise."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+Watcher = Callable[[LoadPhase], None]
+#: Of this process: it loads one model at a time, but downloads in several threads.
+_watchers: list[Watcher] = []
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Have `watcher` told of all that is noted meanwhile, by any thread."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def note(phase: str, done: int = 0, total: int = 0) -> None:
+    """Tell whoever watches."""
+    for watcher in _watchers:
+        watcher(LoadPhase(phase=phase, done=done, total=total))
+
+
+# -- `Numerics`: what decides the bits of a replica's tokens. Torch-free.
+
+
+class Numerics(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """Two replicas with equal ones make the same tokens of the same request.
+
+    Attributes:
+        weights: sha256 over the model's configuration and weights, 64 hex digits.
+        isa: the instruction set in use, or the GPU's name.
+        kernels: build of the kernels, with the library that runs what they don't.
+        dtype, quantization, kv_cache_dtype: of activations and plain weights; of weights that are
+            rounded; of keys and values.
+        settings: other settings that change numbers, by name.
+    """
+
+    weights: str
+    isa: str = ""
+    kernels: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sha256 of all of it, 64 hex digits."""
+        return hashlib.sha256(msgspec.msgpack.encode(self, order="sorted")).hexdigest()
 
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -150,7 +313,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     spec_decode_num_draft_tokens_total: int = 0
     spec_decode_num_accepted_tokens_total: int = 0
     spec_decode_num_accepted_tokens_per_pos_total: list[int] = msgspec.field(default_factory=list)
-    #: By the names of `engine.contract.histograms.ENGINE_HISTOGRAMS`.
+    #: By the names of `engine.contract.metrics.ENGINE_HISTOGRAMS`.
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
 
 

@@ -6,14 +6,31 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.checks import is_unicode, shown
 from engine.contract.errors import InvalidRequest
-from engine.contract.structured_checks import (
+from engine.contract.validation import (
     check_choice,
     check_schema,
     check_source,
     check_structural_tag,
+    is_unicode,
+    shown,
 )
+
+# -- What is done to a JSON schema before it becomes a grammar. Torch-free.
+
+
+def close_objects(schema: Any) -> None:
+    """Set `additionalProperties` to false where a schema with properties doesn't say, in place."""
+    stack = [schema]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if "properties" in item and "additionalProperties" not in item:
+                item["additionalProperties"] = False
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties")

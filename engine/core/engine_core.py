@@ -13,41 +13,94 @@ from functools import partial
 import msgspec
 from torch import Tensor
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineOverloaded, EngineSleeping, InvalidRequest, QuireError
-from engine.contract.protocol import (
+from engine.contract.messages import (
     SLEEP_LEVELS,
     SLEEP_TAGS,
     EngineRequest,
     EngineStats,
+    FlightRecord,
     TokenDelta,
 )
-from engine.core.adapter_admission import AdapterAdmission
-from engine.core.adapter_pool import AdapterPool
-from engine.core.counters import EngineCounters
-from engine.core.drafts import CoreDrafts
-from engine.core.entrance import Entrance
-from engine.core.exits import Exits
-from engine.core.harvest import Harvest
-from engine.core.input_processor import InputProcessor
-from engine.core.prompt_embeds import tensor_of
-from engine.core.request_spans import spans_of
-from engine.executor.factory import make_executor
-from engine.executor.outcome import Outcome
-from engine.pooling.requests import scheduler_config, without_kv_quota
-from engine.scheduler import (
-    GrammarOutput,
-    Request,
-    Scheduler,
-    Sequence,
-    StepPlan,
-    StepResult,
+from engine.core.input_processor import (
+    InputProcessor,
+    scheduler_config,
+    tensor_of,
+    without_kv_quota,
 )
+from engine.core.output_processor import Exits, Harvest
+from engine.core.request_admission import Entrance
+from engine.core.stats import EngineCounters, spans_of
+from engine.executor.abstract import Outcome
+from engine.executor.uniproc_executor import make_executor
+from engine.lora.adapter_cache import AdapterPool
+from engine.lora.admission import AdapterAdmission
+from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import EncoderInput
-from engine.scheduler.prefill_pace import PrefillPace
-from engine.scheduler.prefill_share import PrefillShare
-from engine.speculative.make import make_drafter
-from engine.structured.structured_outputs import StructuredOutputManager
+from engine.scheduler.prefill_budget import PrefillPace, PrefillShare
+from engine.speculative.drafter import Drafter, make_drafter
+from engine.structured_output.manager import StructuredOutputManager
+
+# -- `CoreDrafts`: what the core does about drafts, from step to step.
+
+
+class CoreDrafts:
+    """Has the drafter hear what it must, and counts what held. Without one nothing happens."""
+
+    def __init__(
+        self, drafter: Drafter | None, scheduler: Scheduler, counters: EngineCounters
+    ) -> None:
+        """`drafter`: who gives the scheduler's rows drafts; None: nobody does."""
+        self._drafter, self._rows, self._counters = drafter, scheduler.drafts, counters
+        scheduler.drafts.source = drafter
+        counters.of_flights.append(_observe)
+
+    def settle(self, plan: StepPlan, scheduled: list[Sequence], result: StepResult) -> None:
+        """A step was run: what didn't hold is taken back, and counted."""
+        if self._drafter is not None:
+            self._drafter.note_following(result.following)
+        if plan.drafts:
+            self._rows.settle(plan, scheduled, result.token_ids)
+            self._count(plan, result)
+
+    def _count(self, plan: StepPlan, result: StepResult) -> None:
+        """Count a step's drafts, and those that held by their place."""
+        stats = self._counters.stats
+        for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
+            drafts = plan.drafts.get(seq_id)
+            if drafts is None:
+                continue
+            accepted = max(0, len(token_ids) - 1)
+            stats.spec_decode_num_drafts_total += 1
+            stats.spec_decode_num_draft_tokens_total += len(drafts)
+            stats.spec_decode_num_accepted_tokens_total += accepted
+            held = stats.spec_decode_num_accepted_tokens_per_pos_total
+            held += [0] * (len(drafts) - len(held))
+            for place in range(accepted):
+                held[place] += 1
+
+    def note_step(self, plan: StepPlan, seconds: float) -> None:
+        """What a step took, its plan and its result included."""
+        if self._drafter is not None:
+            self._drafter.note_step(plan, seconds)
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Forget what a draft model has cached; `worker_too`: its memory was given back."""
+        if self._drafter is not None:
+            self._drafter.reset(worker_too=worker_too)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless a draft model's pool is in order."""
+        if self._drafter is not None:
+            self._drafter.check_integrity()
+
+
+def _observe(flight: FlightRecord, observe: Callable[[str, float], None]) -> None:
+    """What an output that ended says of its drafts."""
+    if flight.num_drafts:
+        observe("request_spec_decode_accepted_length", flight.mean_accepted_length)
+
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +160,9 @@ class EngineCore:
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
         )
-        self._admission = AdapterAdmission(self.adapters, self._input_processor, facts.vocab_size)
+        self._admission = AdapterAdmission(
+            self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
+        )
         self._entrance = Entrance(self._admission, self.structured)
         self._counters = EngineCounters(self.scheduler)
         self._exits = Exits(

@@ -8,21 +8,20 @@ from typing import ClassVar
 import torch
 
 import kernels
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import HEADS
+from engine.contract.speculative_config import HEADS
 from engine.devices.device import CacheNeed, Device, RunnerParts
-from engine.devices.host_memory import most_states, num_cpu_blocks
-from engine.devices.pages_ahead import PagesAhead
+from engine.devices.host_memory import PagesAhead, most_states, num_cpu_blocks
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
-from engine.pooling.runner import PoolingRunner
-from engine.sampling.acceptance import acceptance_of
+from engine.sampling.rejection_sampler import acceptance_of
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
-from engine.worker.decode import DecodeSteps, tables_of
+from engine.worker.compiled_step import DecodeSteps, tables_of
 from engine.worker.interface import Runner
-from engine.worker.runner import ModelRunner
+from engine.worker.model_runner import ModelRunner
+from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
 from kernels.ablations import is_on, turned_off
 

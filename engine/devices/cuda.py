@@ -12,29 +12,77 @@ import torch
 from torch import Tensor
 
 import kernels
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import HEADS
+from engine.contract.speculative_config import HEADS
 from engine.devices.cpu import kernels_on
 from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
-from engine.devices.held import HostCopy
-from engine.devices.host_memory import num_cpu_blocks
-from engine.devices.slotted_adapters import SlottedAdapters
+from engine.devices.host_memory import GIB, num_cpu_blocks
+from engine.devices.offload import HostCopy
 from engine.model_loader.loader import LoadedModel
-from engine.models.context import AttentionContext
-from engine.pooling.runner import PoolingRunner
+from engine.models.forward_context import AttentionContext
+from engine.models.supports_lora import Adaptable
 from engine.sampling.sampler import Sampler
-from engine.worker.cuda.drafted import draft_settings
-from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.inputs import Staged, stage_all
-from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
-from engine.worker.cuda.profile import profile
-from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import DeviceModel, capture, device_forward
-from engine.worker.cuda.warm import warm_up_heads, warm_up_kernels
+from engine.worker.gpu.graphs import DeviceForward
+from engine.worker.gpu.input_buffers import Staged, stage_all
+from engine.worker.gpu.memory import CudaMeter, DeviceMemory, num_gpu_blocks
+from engine.worker.gpu.model_runner import DeviceRunner, draft_settings
+from engine.worker.gpu.setup import (
+    DeviceModel,
+    capture,
+    device_forward,
+    profile,
+    warm_up_heads,
+    warm_up_kernels,
+)
 from engine.worker.interface import Runner
+from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
 from kernels.ablations import is_on
+from kernels.lora import LoraSlots
+
+# -- `SlottedAdapters`: the adapters of a GPU's model, whose steps are recorded with their slots.
+
+
+_MOST_ADAPTERS, _MOST_RANK = 256, 256
+"""By default: adapters at once, and their ranks."""
+_PART, _MOST_BYTES = 32, 4 * GIB
+"""A GPU's memory for adapters: one part of so many, at most so many bytes."""
+
+
+class SlottedAdapters:
+    """Slots for them, and the memory that the KV cache leaves.
+
+    Attributes:
+        slots: from `prepare` on, where the model has adapters.
+        num_bytes: of memory that is theirs.
+        most, most_rank: how many there may be at once, and of which rank.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.slots: LoraSlots | None = None
+        self.num_bytes = 0
+        self.most = config.max_loras or _MOST_ADAPTERS
+        self.most_rank = config.max_lora_rank or _MOST_RANK
+
+    def prepare(self, model: object, kernels: str, total: Callable[[], int]) -> str:
+        """See `Device.prepare_adapters`: graphs are recorded with the slots, so they are made
+        before, and stay when the weights are read anew.
+
+        `kernels`: their name; `total`: the GPU's bytes.
+        """
+        if not self._config.enable_lora or not isinstance(model, Adaptable):
+            return ""
+        if self.slots is None:
+            # One that was driven out has its slot until the steps that it was in are over.
+            most = self.most + self._config.max_num_seqs
+            self.slots = model.make_lora_slots(most, self.most_rank)
+        if self.slots is None:
+            return f"Adapters aren't supported by the kernels {kernels} on a GPU."
+        model.use_lora_slots(self.slots)
+        self.num_bytes = min(total() // _PART, _MOST_BYTES)
+        return ""
 
 
 class CudaDevice(Device):

@@ -5,7 +5,6 @@ found by name: a built-in, or an installed package's entry point in the group `q
 (docs/extending/device.md).
 """
 
-# Hooks that do nothing are for those devices that have a use for them.
 # ruff: noqa: B027
 
 from __future__ import annotations
@@ -20,19 +19,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engine.contract.config import EngineConfig
-from engine.devices.adapter_memory import adapter_bytes
-from engine.devices.held import HostCopy
+from engine.contract.engine_config import EngineConfig
+from engine.devices.host_memory import GIB
+from engine.devices.offload import HostCopy
 from engine.devices.threads import Threads
-from engine.kv_cache.layout import KVLayout
+from engine.kv_cache.kv_cache_config import KVLayout
 from engine.model_loader.loader import LoadedModel
-from engine.sampling.custom import CustomProcessors
+from engine.sampling.custom_processors import CustomProcessors
 from engine.scheduler.plan import StepPlan
-from engine.worker.batch import RunningBatch
-from engine.worker.grammar_inbox import GrammarInbox
-from engine.worker.hidden import HiddenKeeper
-from engine.worker.interface import Runner
+from engine.system.host import available_memory
+from engine.worker.hidden_states import HiddenKeeper
+from engine.worker.input_batch import RunningBatch
+from engine.worker.interface import GrammarInbox, Runner
 from kernels import KernelSet
+
+# -- Host memory for adapters.
+
+
+def adapter_bytes(part: int, most_gib: int) -> int:
+    """A `part`-th of the free memory for adapters, at most so many GiB."""
+    return min(available_memory() // part, most_gib * GIB)
+
 
 #: A draft model's KV cache takes at most such a part of what its model's takes.
 DRAFT_PART = 4

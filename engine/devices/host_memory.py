@@ -2,9 +2,121 @@
 
 from __future__ import annotations
 
-from engine.contract.config import EngineConfig
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.host_memory import available_memory
+from engine.devices.threads import JoinedThread
+from engine.scheduler.plan import StepPlan
+from engine.system.host import available_memory
+from kernels import KernelSet
+
+# -- Maps the pages of a KV cache before its blocks are written.
+#
+# A cache's memory is taken when it's first written, and the system clears each page then: 0.5 to
+# 4 ms for a huge page, in the middle of a step for which streams wait. A thread does it before,
+# while no step is run: beside one it would cost that step as much.
+
+
+log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+#: Bytes of each tensor that are mapped at a time: a huge page.
+_PIECE = 2 * _MIB
+#: A step may follow another one so soon.
+_PAUSE_S = 0.2
+#: A third of what others get.
+_NICE = 5
+
+
+class PagesAhead:
+    """Keeps some memory mapped beyond the highest block that was ever handed out.
+
+    Blocks that were never used go in the order of their ids, so what is beyond is used next.
+    """
+
+    def __init__(self, ops: KernelSet, caches: Iterable[Tensor], ahead: int) -> None:
+        """`caches`: [num_blocks, ...] each; `ahead`: bytes of them, all together."""
+        self._ops, self._caches = ops, list(caches)
+        self._num_blocks = min((len(cache) for cache in self._caches), default=0)
+        block_bytes = [cache.nbytes // len(cache) for cache in self._caches if len(cache)]
+        self._ahead = ahead // max(1, sum(block_bytes))
+        self._piece = max(1, _PIECE // max(block_bytes, default=_PIECE))
+        self._mapped = self._wanted = 0
+        self._noted_at = 0.0
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = JoinedThread(self._run, name="kv-pages", tell_end=self._tell_end)
+        self._want(self._ahead)
+        self._thread.start()
+
+    def note(self, plan: StepPlan) -> None:
+        """A step is about to be run, for which blocks were handed out."""
+        self._noted_at = time.monotonic()
+        tables = [new.block_ids for new in plan.new]
+        tables += [table for _, table in plan.new_blocks]
+        highest = max((block for groups in tables for ids in groups for block in ids), default=-1)
+        if highest + self._ahead >= self._wanted:
+            self._want(highest + 1 + self._ahead)
+
+    def close(self, *, wait_s: float = 1.0) -> None:
+        """Map no more, and let the caches go once the thread does."""
+        self._tell_end()
+        self._thread.join(wait_s)
+        self._caches = []
+
+    def _tell_end(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    def _want(self, blocks: int) -> None:
+        blocks = min(blocks, self._num_blocks)
+        if blocks > self._wanted:
+            self._wanted = blocks
+            self._wake.set()
+
+    def _run(self) -> None:
+        _step_back()
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            while self._mapped < self._wanted and not self._closed:
+                self._map_piece()
+            if self._mapped == self._num_blocks:
+                return
+
+    def _map_piece(self) -> None:
+        last = min(self._mapped + self._piece, self._wanted)
+        for cache in self._caches:
+            while time.monotonic() - self._noted_at < _PAUSE_S and not self._closed:
+                time.sleep(_PAUSE_S)
+            if self._closed:
+                return
+            self._ops.map_pages(cache[self._mapped : last])
+        self._mapped = last
+
+
+def _step_back() -> None:
+    """Give other threads some precedence over the calling one; not all of it.
+
+    With SCHED_IDLE a busy machine leaves it no time even to die: a killed replica is a process,
+    with its heartbeat and its memory, until the last of its threads has ended (100 s were seen).
+    And it would hold Python's lock for as long.
+    """
+    try:
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        # Of a process with precedence over others only so much less.
+        nice = min(own + _NICE, max(own, _NICE))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    except OSError as error:
+        log.debug("KV pages are mapped at a normal priority (%s)", error)
+
 
 GIB = 1 << 30
 _MOST_BY_DEFAULT = 4 * GIB

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.protocol import KV_CACHE, WEIGHTS
+from engine.contract.messages import KV_CACHE, WEIGHTS
 from engine.devices.device import Device
-from engine.devices.held import HostCopy, tensors_of
+from engine.devices.offload import HostCopy, tensors_of
 from engine.model_loader.loader import LoadedModel, reload_model
 from engine.models.interface import EngineModel
 

@@ -2,10 +2,9 @@
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.coordinator import KVCacheCoordinator, Tables
-from engine.kv_cache.coordinators import make_coordinator
-from engine.kv_cache.hashing import BlockHashes, ContentKey
-from engine.kv_cache.layout import KVGroup, KVLayout, make_layout
+from engine.kv_cache.coordinator import KVCacheCoordinator, Tables, make_coordinator
+from engine.kv_cache.kv_cache_config import KVGroup, KVLayout, make_layout
+from engine.kv_cache.prefix_cache import BlockHashes, ContentKey
 
 __all__ = [
     "NULL_BLOCK",

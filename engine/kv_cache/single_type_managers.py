@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.layout import first_needed_block, most_blocks
-from engine.kv_cache.prefix_search import AttentionType, longest_common_hit
+from engine.kv_cache.kv_cache_config import first_needed_block, most_blocks
+from engine.kv_cache.prefix_cache import AttentionType, longest_common_hit
 
 #: One sequence's blocks, in the order of its tokens.
 Table = list[Block]

@@ -2,10 +2,189 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import WEIGHTS_FILE
+from engine.contract.validation import shown
+
+# -- What is asked of an adapter's tensors whatever they are.
+
+
+_DTYPES = ("F32", "BF16", "F16")
+
+
+def wrong(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
+    """The refusal of a tensor, by its name."""
+    return InvalidRequest(f"{file}: {shown(name)} {why}.", param=name[:200])
+
+
+def check_entry(name: str, entry: Any) -> None:
+    """Raise for a dtype that an adapter's weights don't have; `entry` is of safetensors."""
+    if entry.get_dtype() not in _DTYPES:
+        raise wrong(name, f"is kept as {entry.get_dtype()}, which isn't supported")
+
+
+def misshapen(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
+    """Why a shape is refused. `vocab`: of a table or what changes one, the rows that it has."""
+    if vocab in wanted and len(shape) == len(wanted):
+        at = wanted.index(vocab)
+        if shape[:at] + shape[at + 1 :] == wanted[:at] + wanted[at + 1 :]:
+            return (
+                f"is for a vocabulary of {shape[at]} tokens, but the adapter's table is for {vocab}"
+            )
+    return f"has shape {list(shape)}, but it must be {list(wanted)}"
+
+
+def check_rank(rank: int, most: int | None) -> None:
+    """Raise for a rank over what the operator allows; None: any."""
+    if most is not None and rank > most:
+        raise InvalidRequest(
+            f"The adapter's rank {rank} is over max_lora_rank ({most}).", param="r"
+        )
+
+
+# -- The names of an adapter's tensors, as PEFT writes them.
+
+
+Kind = Literal[
+    "a",
+    "b",
+    "b_bias",
+    "magnitude",
+    "embedding_a",
+    "embedding_b",
+    "bias",
+    "table",
+    "tokens",
+    "unused",
+]
+
+PREFIX = "base_model.model."
+#: Endings, the longer ones first; older versions of PEFT wrote no `.weight` behind a magnitude.
+_ENDINGS: tuple[tuple[str, Kind], ...] = (
+    (".lora_A.weight", "a"),
+    (".lora_B.weight", "b"),
+    (".lora_B.bias", "b_bias"),
+    (".lora_magnitude_vector.weight", "magnitude"),
+    (".lora_magnitude_vector", "magnitude"),
+    (".lora_embedding_A", "embedding_a"),
+    (".lora_embedding_B", "embedding_b"),
+    (".token_adapter.trainable_tokens_delta", "tokens"),
+    (".token_adapter.base_layer.weight", "table"),
+    (".base_layer.weight", "table"),
+    (".original_module.weight", "unused"),
+    (".original_module.bias", "unused"),
+    (".base_layer.bias", "bias"),
+    (".modules_to_save.weight", "table"),
+    (".modules_to_save.bias", "bias"),
+    (".weight", "table"),
+    (".bias", "bias"),
+)
+
+
+class Key(NamedTuple):
+    """What a tensor is: which module's, and which of its parts.
+
+    Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA,
+    of an embedding [hidden]; `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank];
+    `bias` and `table` are in the place of the module's own, `tokens` [some, hidden] in that of a
+    table's rows; `unused` is what another tensor stands in the place of.
+    """
+
+    module: str
+    kind: Kind
+
+
+@lru_cache(maxsize=8192)  # all adapters of a model have the same names
+def parse_key(name: str) -> Key | None:
+    """What the tensor of this name is; None: nothing that is known."""
+    bare = name.removeprefix(PREFIX)
+    for ending, kind in _ENDINGS:
+        if bare.endswith(ending) and len(bare) > len(ending):
+            return Key(bare.removesuffix(ending), kind)
+    return None
+
+
+# -- `TensorFile`: the tensors of a safetensors file, read as one.
+
+
+_tensor_file_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+#: The integer of a float's size, and what infinity is as one.
+_BITS = {
+    torch.float32: (torch.int32, 0x7F80 << 16),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float16: (torch.int16, 0x7C00),
+}
+#: Values that are looked at together.
+_AT_ONCE = 1 << 18
+
+
+class TensorFile:
+    """A file that `safe_open` has found sound.
+
+    An adapter has hundreds of small tensors, each of which takes longer to ask for than to read.
+    Where all are floats of one kind they lie in one tensor, of which they are views; else they are
+    read one by one.
+    """
+
+    def __init__(self, path: Path, file: Any) -> None:
+        """`file`: it, opened by `safe_open`."""
+        self._file = file
+        self._views: dict[str, Tensor] = {}
+        #: Whether all of it is numbers, so that no tensor need be asked.
+        self._finite = False
+        try:
+            self._open_whole(path)
+        except (ValueError, KeyError, TypeError, RuntimeError):
+            self._views = {}  # it was replaced meanwhile, which the reader finds in the end
+
+    def _open_whole(self, path: Path) -> None:
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(length))
+        header.pop("__metadata__", None)
+        kinds = {entry["dtype"] for entry in header.values()}
+        dtype = _tensor_file_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
+        start, end = 8 + length, path.stat().st_size
+        if dtype is None or start % dtype.itemsize or end <= start:
+            return
+        whole = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
+        values = whole[start:].view(dtype)
+        self._finite = all_finite(values)
+        for name, entry in header.items():
+            first, last = (offset // dtype.itemsize for offset in entry["data_offsets"])
+            self._views[name] = values[first:last].view(entry["shape"])
+
+    def read(self, name: str) -> Tensor:
+        """A tensor. Raises `InvalidRequest` unless all of it is numbers."""
+        tensor = self._views.get(name)
+        if tensor is None:
+            tensor = self._file.get_tensor(name)
+        if not self._finite and not all_finite(tensor):
+            raise wrong(name, "holds NaN or infinity")
+        return tensor
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no exponent is all ones. By integers, which are compared far faster than narrow
+    floats, and in one thread: the others compute a step meanwhile.
+    """
+    bits, infinity = _BITS[values.dtype]
+    whole = values.contiguous().view(bits).numpy().reshape(-1)
+    return all(
+        (whole[at : at + _AT_ONCE] & torch.iinfo(bits).max).max() < infinity
+        for at in range(0, len(whole), _AT_ONCE)
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +225,7 @@ class Adapter:
     """A whole adapter, in host memory.
 
     Attributes:
-        digest: sha256 of its content, see `engine.contract.adapters.adapter_digest`.
+        digest: sha256 of its content, see `engine.contract.lora.adapter_digest`.
         modules: by the checkpoint's names of linear layers and experts.
         embedding, head: of the tables; None: it leaves them as they are.
         tables: weights [vocabulary, hidden] in the place of the model's own, by "embedding" or

@@ -24,21 +24,20 @@ if __name__ == "__main__":
     gc.disable()
 
 import kernels
-from engine.contract.adapters import tokenizer_files
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError, QuireError
+from engine.contract.lora import tokenizer_files
 from engine.lora.adapter import Adapter
-from engine.lora.bridged import modules_of
-from engine.lora.bridged_probe import probe_bridged
-from engine.lora.modules import Modules
-from engine.lora.probe import Probe, probe_adapter
-from engine.lora.read import read_adapter
+from engine.lora.packing import modules_of
+from engine.lora.parity_probe import Probe, probe_adapter, probe_bridged
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
 from engine.model_loader.loader import load_model, resolve_folder
-from engine.models.architectures import decoder_spec, is_known, read_config
-from engine.models.encoders.spec import EncoderSpec
-from engine.models.spec import DecoderSpec
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.registry import decoder_spec, is_known, read_config
 from engine.pooling.load import head_shapes, pooled_spec
-from engine.pooling.settings import pooling_settings
+from engine.pooling.pooling_config import pooling_settings
 from engine.text.adapter_tokenizers import check_adapter_tokenizer
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
@@ -82,7 +81,8 @@ def check_adapter(
 ) -> Verdict:
     """The verdict on an adapter's folder for a model (a folder, or a GGUF file).
 
-    `probe`: also run both, see `engine.lora.probe`; an adapter that fails it isn't ok. `tell` hears
+    `probe`: also run both, see `engine.lora.parity_probe`; an adapter that fails it isn't ok.
+    `tell` hears
     the verdict before that.
     """
     try:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.modules import Modules, Stack
-from engine.models.encoders.spec import EncoderSpec
-from engine.models.experts import Weights
-from engine.models.spec import DecoderSpec
-from engine.quantization.matrix import DenseMatrix, Matrix
+from engine.lora.target_modules import Modules, Stack
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.layers.moe import Weights
+from engine.quantization.packing import DenseMatrix, Matrix
 
 _BOTH = "An adapter with both lora_bias and DoRA can't be merged."
 #: The last words of the names of experts' tensors that hold all of a layer.

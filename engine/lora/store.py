@@ -12,20 +12,20 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import AdapterRef
 from engine.lora.adapter import Adapter
-from engine.lora.bridged import modules_of
-from engine.lora.modules import Modules
-from engine.lora.pack import pack_adapter
-from engine.lora.parts import AdaptableModel
-from engine.lora.read import read_adapter
-from engine.lora.templates import Templates
-from engine.models.adapters import AdapterWeights
-from engine.pooling.head_maker import HeadMaker
+from engine.lora.layer_delta import AdaptableModel
+from engine.lora.packing import modules_of, pack_adapter
+from engine.lora.packing_template import Templates
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
+from engine.models.lora import AdapterWeights
+from engine.pooling.heads import HeadMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +187,42 @@ class AdapterStore:
             or (limits.host_adapters is not None and len(self._host) > limits.host_adapters)
         ):
             held -= self._host.popitem(last=False)[1].weights.num_bytes
+
+
+# -- `AdapterHost`: what the core asks of whatever has the adapters beside a model.
+
+
+class AdapterHost(Protocol):
+    """The adapters that plans may name.
+
+    Attributes:
+        refusal: why this model has no adapters, as a sentence; "" where it may.
+        num_bytes: of device memory for adapters.
+        most: how many may be on the device at once; None: as many as fit.
+    """
+
+    @property
+    def refusal(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def most(self) -> int | None: ...
+
+    def load(self, ref: AdapterRef) -> AdapterFacts:
+        """Bring an adapter to the device, where plans may name it. Any thread may call it.
+
+        Raises `InvalidRequest` where it can't be had, or can't be run with this model.
+        """
+
+    def drop(self, digest: str) -> bool:
+        """Let an adapter's device memory go: no later plan names it. Whether host memory has it
+        still.
+        """
+
+    def forget(self, digest: str) -> None:
+        """Let go of what host memory has of an adapter that isn't on the device."""
+
+    def holds(self, digest: str) -> bool:
+        """Whether host memory has an adapter that isn't on the device."""

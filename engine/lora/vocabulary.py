@@ -17,14 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, NEW_TOKENS_FILE
-from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
-from engine.lora.checks import check_entry, wrong
-from engine.lora.config import AdapterConfig
-from engine.lora.keys import parse_key
-from engine.lora.modules import Modules
-from engine.lora.tensor_file import TensorFile
+from engine.contract.lora import CONFIG_FILE, NEW_TOKENS, NEW_TOKENS_FILE
+from engine.contract.validation import shown
+from engine.lora.adapter import TensorFile, check_entry, parse_key, wrong
+from engine.lora.adapter_config import AdapterConfig
+from engine.lora.target_modules import Modules
 
 _TABLES = {"input_embeddings": "embedding", "output_embeddings": "head"}
 

@@ -11,23 +11,20 @@ from typing import Any
 
 import torch
 
-from engine.contract.config import EngineConfig
+from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
+from engine.checkpoints.model_files import download, with_overrides
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.contract.io_processor import io_processor
-from engine.model_loader.hub import download
-from engine.model_loader.implementation import Built, Order, build_model, refuse_unknown
-from engine.models.architectures import read_config
+from engine.contract.plugins import io_processor
+from engine.model_loader.model_impl import Built, Order, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
-from engine.models.facts import ModelFacts
-from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
-from engine.models.interface import EngineModel, ModelSpec
+from engine.models.interface import EngineModel, ModelFacts, ModelSpec
 from engine.models.kv_scales import calibrate
-from engine.models.overrides import with_overrides
-from engine.models.plugins import load_plugins
+from engine.models.registry import load_plugins, read_config
 from engine.pooling.pooler import Pooler
 from engine.quantization.report import lines as report_lines
-from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer_folder import tokenizer_folder
 from kernels import KernelSet
 

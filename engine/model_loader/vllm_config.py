@@ -8,14 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.contract.config import EngineConfig
+from engine.checkpoints.model_files import with_overrides
+from engine.contract.engine_config import EngineConfig
 from engine.model_loader.loader import LoadedModel
-from engine.model_loader.vllm_lora_config import LoRAConfig
-from engine.models.architectures import read_config
-from engine.models.overrides import with_overrides
+from engine.models.registry import read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+# -- `LoRAConfig`: an engine's settings of adapters by the names that vLLM has for them.
+
+
+@dataclass(frozen=True)
+class LoRAConfig:
+    """Of adapters; None where the settings set no bound."""
+
+    max_loras: int | None
+    max_lora_rank: int | None
+    max_cpu_loras: int | None
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> LoRAConfig | None:
+        """None where there are no adapters."""
+        if not config.enable_lora:
+            return None
+        return cls(config.max_loras, config.max_lora_rank, config.max_cpu_loras)
 
 
 class ModelConfig:

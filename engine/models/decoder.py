@@ -13,37 +13,121 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kv_cache.layout import KVLayout, uniform
-from engine.models.adaptable import Adaptable
-from engine.models.adapted_linears import (
+from engine.kv_cache.kv_cache_config import KVLayout, uniform
+from engine.models.compiled_decoder import compile_decoder
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.forward_context import AttentionContext, KVScales, LayerCache, new_cache
+from engine.models.layers.decoder_layer import Layer, adapted, describe, plain_layer
+from engine.models.layers.linear import ExpertsDescription, LayerWeights, experts_of, named_tensors
+from engine.models.layers.mamba import LayerStates, StateTable
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import Norm, norm_of
+from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
+from engine.models.supports_lora import (
+    Adaptable,
     AdaptableLinear,
     expert_linears,
     linears_of,
     slot_places,
     stacked_linears,
 )
-from engine.models.adapters import NO_ADAPTERS, DeviceHeads, StepAdapters
-from engine.models.cache import KVScales, LayerCache, new_cache
-from engine.models.compiled import compile_decoder
-from engine.models.context import AttentionContext
-from engine.models.decoder_layers import Layer
-from engine.models.describe import describe
-from engine.models.description import ExpertsDescription, experts_of
-from engine.models.experts import Weights
-from engine.models.layer_loader import LayerLoader
-from engine.models.layer_weights import LayerWeights, named_tensors
-from engine.models.norms import Norm, norm_of
-from engine.models.plain_layers import adapted, plain_layer
-from engine.models.spec import DecoderSpec
-from engine.models.states import LayerStates, StateTable
-from engine.models.taps import Taps
+from engine.models.weight_loader import LayerLoader
+from engine.quantization.packing import scheme_of
 from engine.quantization.report import LayerReport
-from engine.quantization.scheme import scheme_of
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
-from kernels.interface import NO_NORM, CompiledDecoder
+from kernels.compiled_decoder import CompiledStep, StepEnds, StepTables
+from kernels.interface import NO_NORM, CompiledDecoder, LayerInputs
 from kernels.lora import LayerLoras, LoraTable
-from kernels.steps import CompiledStep, StepEnds, StepTables
+
+# -- `ExtendedHead`: an output layer with more tokens than the model's.
+
+
+class ExtendedHead(LinearLayer):
+    """An output layer and what an adapter puts behind its tokens.
+
+    Tokens for which neither has a row can be read, but never be chosen: their logits are -inf.
+    """
+
+    def __init__(self, first: LinearLayer, more: LinearLayer | None, out_features: int) -> None:
+        """`more`: rows behind those of `first`. `out_features`: of all tokens."""
+        self._first, self._more = first, more
+        self.in_features, self.out_features = first.in_features, out_features
+        self.nbytes = first.nbytes + (0 if more is None else more.nbytes)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        parts = [self._first(x)]
+        if self._more is not None:
+            parts.append(self._more(x))
+        missing = self.out_features - sum(part.shape[1] for part in parts)
+        parts.append(parts[0].new_full((len(x), missing), -torch.inf))
+        whole = torch.cat(parts, dim=1)
+        return whole if out is None else out.copy_(whole)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        count = self._first.out_features
+        if self._more is None or not bool((ids >= count).any()):
+            return self._first.rows(ids)
+        found = self._first.rows(ids.clamp(max=count - 1))
+        behind = ids >= count
+        found[behind] = self._more.rows(ids[behind] - count).to(found.dtype)
+        return found
+
+
+# -- `Taps`: hidden states from between a decoder's layers.
+
+
+class Taps:
+    """Takes what some layers begin with, in a pass over a step's tokens.
+
+    Args:
+        layers: their numbers, ascending.
+    """
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self._layers = layers
+        self._taken: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Forget the pass before."""
+        self._taken = []
+
+    def room(self, residual: Tensor) -> LayerInputs:
+        """Where a call that runs all layers leaves it; `residual` [T, hidden]: of the first."""
+        tokens, hidden = residual.shape
+        states = torch.empty((tokens, len(self._layers) * hidden))
+        self._taken.append(states)
+        return LayerInputs(self._layers, states)
+
+    def take(self, layer: int, residual: Tensor) -> None:
+        """The pass has come to a layer; `residual` [T, hidden] changes afterwards."""
+        if layer in self._layers:
+            self._taken.append(residual.clone())
+
+    def states(self) -> Tensor:
+        """[T, layers * hidden], side by side in the layers' order."""
+        return self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken, dim=-1)
+
+
+class TappedForward:
+    """A model's pass over a step's tokens, in one tensor [T, (1 + layers) * hidden]: the hidden
+    states of all tokens, and beside them what the taps took.
+
+    For devices that record the pass in graphs, whose result is one tensor.
+    """
+
+    def __init__(self, model: NativeDecoder, layers: tuple[int, ...]) -> None:
+        self._model, self._taps = model, Taps(layers)
+
+    def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """See `NativeDecoder.forward`; all tokens are wanted."""
+        self._taps.clear()
+        hidden = self._model.forward(token_ids, context, self._taps)
+        both = torch.cat((hidden, self._taps.states()), dim=-1)
+        self._taps.clear()  # what a graph's memory holds goes back to it
+        return both
 
 
 class NativeDecoder(Adaptable):

@@ -7,19 +7,93 @@ tiny values are lost.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.contract.errors import ModelLoadError
-from engine.models.cache import KVScales
-from engine.models.context import AttentionContext
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.decoder import NativeDecoder
-from engine.models.spec import DecoderSpec
-from engine.models.weights import WeightReader
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.forward_context import AttentionContext, KVScales
 from engine.text.tokenizer import Tokenizer
+
+# -- `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, as vLLM's tools write it.
+#
+# {"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02,
+# "1": 0.03}}}}: by rank of tensor parallelism and layer, one number for keys and values, which are
+# divided by it.
+
+
+PARAM = "quantization_param_path"
+_DTYPE = "float8_e4m3fn"
+#: Of a file: some thirty for each layer.
+_MOST_BYTES = 1 << 20
+_MOST = torch.finfo(torch.float32).max
+
+
+def read_kv_scale_file(path: str, model_type: str, num_layers: int) -> list[KVScales]:
+    """The scales of all layers. Raises `ConfigError` for a file that isn't of such a model."""
+    whole = _object(_parsed(path), "the file")
+    told = whole.get("model_type")
+    if told is not None and told != model_type:
+        raise _wrong(f"model_type is {_shown(told)}, but the model's is {model_type!r}")
+    cache = _object(whole.get("kv_cache"), "kv_cache")
+    if cache.get("dtype") != _DTYPE:
+        raise _wrong(f"kv_cache.dtype is {_shown(cache.get('dtype'))}, not {_DTYPE!r}")
+    ranks = _object(cache.get("scaling_factor"), "kv_cache.scaling_factor")
+    if set(ranks) != {"0"}:
+        raise _wrong(
+            f"kv_cache.scaling_factor is of {len(ranks)} ranks: write it for one device, as rank 0"
+        )
+    at = "kv_cache.scaling_factor.0"
+    layers = _object(ranks["0"], at)
+    if set(layers) != {str(layer) for layer in range(num_layers)}:
+        raise _wrong(f"{at} names {len(layers)} layers, which aren't 0 to {num_layers - 1}")
+    return [_scale(f"{at}.{layer}", layers[str(layer)]) for layer in range(num_layers)]
+
+
+def _parsed(path: str) -> Any:
+    file = Path(path).expanduser()
+    try:
+        if not file.is_file():
+            raise _wrong(f"there is no file {path!r}")
+        with file.open("rb") as stream:
+            text = stream.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise _wrong(f"the file has more than {_MOST_BYTES} bytes")
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _wrong(f"{path!r} can't be read as JSON: {error}") from error
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(f"{name} must be an object")
+    return value
+
+
+def _scale(name: str, value: Any) -> KVScales:
+    sound = type(value) in (int, float) and 0 < value <= _MOST
+    kept = torch.tensor([float(value) if sound else 0.0])
+    if float(kept) == 0:  # also of what float32 takes for nothing
+        raise _wrong(f"{name} must be a positive finite number, not {_shown(value)}")
+    return KVScales(kept, kept)
+
+
+def _wrong(why: str) -> ConfigError:
+    return ConfigError(f"{PARAM}: {why}.", param=PARAM)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
+
 
 BLOCK_SIZE = 16
 MOST_TOKENS = 512
@@ -38,8 +112,12 @@ In 1905 the paper showed that $E = mc^2$; nobody, however, had measured it to 1 
 """
 
 
-def read_kv_scales(weights: object, spec: DecoderSpec) -> list[KVScales | None]:
+def read_kv_scales(
+    read: Callable[[str], Tensor | None] | None, spec: DecoderSpec
+) -> list[KVScales | None]:
     """What the checkpoint says, by layer; None where it says nothing.
+
+    `read` gives a tensor by name, None where there is none; None: the format has no such tensors.
 
     Known are k_scale and v_scale beside the attention's weights, or of its key and value
     projections (also as output_scale), and one kv_scale for both. -1 stands for none; where one
@@ -51,7 +129,7 @@ def read_kv_scales(weights: object, spec: DecoderSpec) -> list[KVScales | None]:
     for index in range(spec.num_layers):
         at = spec.names.layer.format(index) + spec.names.o.rpartition(".")[0] + "."
         keys, values = (
-            _first(weights, spec, [at + name.format(part) for name in _NAMES]) for part in "kv"
+            _first(read, spec, [at + name.format(part) for name in _NAMES]) for part in "kv"
         )
         keys, values = (values if keys is None else keys), (keys if values is None else values)
         found.append(None if keys is None or values is None else KVScales(keys, values))
@@ -63,24 +141,26 @@ _NAMES = (
 )  # fmt: skip
 
 
-def _first(weights: object, spec: DecoderSpec, names: list[str]) -> Tensor | None:
-    if not isinstance(weights, WeightReader):
+def _first(
+    read: Callable[[str], Tensor | None] | None, spec: DecoderSpec, names: list[str]
+) -> Tensor | None:
+    if read is None:
         return None
     for full in names:
         for name in (full, full.removeprefix(spec.names.optional_prefix)):
-            scale = weights.numbers(name)
+            scale = read(name)
             if scale is None or bool((scale == -1).all()):
                 continue
             if scale.numel() not in (1, spec.num_kv_heads):
                 why = f"has {scale.numel()} values, not 1 or {spec.num_kv_heads}"
-                raise _wrong(name, why)
+                raise _kv_scales_wrong(name, why)
             if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise _wrong(name, "isn't positive and finite")
+                raise _kv_scales_wrong(name, "isn't positive and finite")
             return scale.flatten()
     return None
 
 
-def _wrong(name: str, why: str) -> ModelLoadError:
+def _kv_scales_wrong(name: str, why: str) -> ModelLoadError:
     return ModelLoadError(f"{name!r} {why}.", param=name.rpartition(".")[2])
 
 

@@ -11,20 +11,58 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
-from engine.contract.config import EngineConfig
-from engine.contract.errors import EngineFault, QuireError
-from engine.contract.lora_request import LoRARequest
-from engine.contract.outputs import RequestOutput
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import EngineFault, InvalidRequest, QuireError
+from engine.contract.lora import LoRARequest
+from engine.contract.messages import PAUSE_MODES
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
-from engine.devices.joined_thread import JoinedThread
+from engine.core.request_admission import PauseMode
+from engine.devices.threads import JoinedThread
 from engine.offline.engine_args import EngineArgs
+from engine.offline.inputs import Prompt, one_of
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
-from engine.offline.pause import Pause
-from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from engine.offline.prompts import Prompt, one_of
+from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from engine.offline.tokenizer import OfflineTokenizer
+
+# -- `Pause`: an engine of this process that stands still for its caller.
+
+
+class Pause(PauseMode):
+    """Whether it stands still, how, and who waits to hear that nothing runs any more. Used by the
+    engine's thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("The engine is paused until resume_generation.")
+        self._waiting: list[Future[None]] = []
+
+    def begin(self, mode: str) -> Future[None]:
+        """Stand still; what is done once nothing runs any more. Raises `InvalidRequest`."""
+        if mode not in PAUSE_MODES:
+            raise InvalidRequest(f"mode must be one of {', '.join(PAUSE_MODES)}.", param="mode")
+        self._mode = mode
+        settled: Future[None] = Future()
+        self._waiting.append(settled)
+        return settled
+
+    def settle(self, unfinished: bool) -> None:
+        """Tell who waits, unless something still runs."""
+        if not unfinished:
+            self._tell()
+
+    def end(self) -> None:
+        """Go on; nobody needs to wait for anything."""
+        self._mode = ""
+        self._tell()
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for settled in waiting:
+            if not settled.cancelled():
+                settled.set_result(None)
+
 
 T = TypeVar("T")
 #: How long `shutdown` waits for a step that is under way.

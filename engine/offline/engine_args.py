@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from engine.contract.command_line import expanded
-from engine.contract.config import EngineConfig, add_cli_args
+from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_settings import FOREIGN
+from engine.contract.vllm_flags import FOREIGN
+
+# -- Small things that programs for vLLM import beside its engine.
+
+
+def PoolerConfig(**settings: Any) -> dict[str, Any]:
+    """The setting `pooler_config`; what wasn't given stays the model's own."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
+    """Free what an engine that was let go of had: its cycles, and a GPU's cached memory. An engine
+    has no other processes here, and no Ray.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

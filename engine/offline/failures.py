@@ -6,8 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from engine.contract.outputs import RequestOutput
-from engine.offline.pooling_outputs import PoolingRequestOutput
+from engine.offline.outputs import PoolingRequestOutput, RequestOutput
 
 log = logging.getLogger(__name__)
 

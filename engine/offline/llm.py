@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora_request import refs_of
-from engine.contract.outputs import RequestOutput
+from engine.contract.lora import refs_of
 from engine.contract.sampling_params import SamplingParams
+from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
-from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.failures import check_failures
+from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenise
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
+from engine.offline.output_collector import Collector
+from engine.offline.outputs import RequestOutput
 from engine.offline.pooling import PoolingMethods
-from engine.offline.progress import UseTqdm, progress
-from engine.offline.prompts import Prompt, TokenPrompt, as_list, tokenise
 from engine.offline.tokenizer import OfflineTokenizer
 from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat

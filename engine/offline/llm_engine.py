@@ -2,47 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
-from engine.contract.adapters import AdapterRef
-from engine.contract.config import EngineConfig
+from engine.checkpoints.gguf.folder import find_gguf
+from engine.checkpoints.load_format import MAX_BYTES, open_checkpoint, save_sharded_state
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora_request import LoRARequest, refs_of
-from engine.contract.outputs import RequestOutput
+from engine.contract.lora import AdapterRef, LoRARequest, refs_of
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.pooling_params import PoolingParams, default_task
-from engine.contract.protocol import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
-from engine.core.draft_timing import time_drafts
 from engine.core.engine_core import EngineCore
-from engine.core.profile import Profile
-from engine.core.stats_log import StatsLog
+from engine.core.profiler import Profile
+from engine.core.stats import StatsLog
+from engine.core.warmup import time_drafts
 from engine.model_loader.loader import resolve_folder
-from engine.model_loader.quantized import quantized
+from engine.model_loader.model_impl import quantized
+from engine.model_loader.save_quantized import BITS, save_quantized
 from engine.model_loader.vllm_config import VllmConfig
-from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
-from engine.models.gguf.folder import find_gguf
-from engine.models.save_quantized import BITS, save_quantized
-from engine.models.sharded_state import MAX_BYTES, save_sharded_state
-from engine.models.source import open_checkpoint
-from engine.offline.collector import Collector
+from engine.models.registry import read_config
 from engine.offline.engine_args import EngineArgs
-from engine.offline.loaded_adapters import LoadedAdapters
-from engine.offline.metrics import Metric, adapter_metrics, metrics_of, request_metrics
-from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput, take_end
-from engine.offline.prompts import Prompt, TokenPrompt, one_of, tokenise
-from engine.offline.request_figures import RequestFigures
-from engine.offline.threads import TorchThreads
+from engine.offline.inputs import Prompt, TokenPrompt, one_of, tokenise
+from engine.offline.loaded_loras import LoadedAdapters
+from engine.offline.metrics import (
+    Metric,
+    RequestFigures,
+    adapter_metrics,
+    metrics_of,
+    request_metrics,
+)
+from engine.offline.output_collector import Collector
+from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, take_end
 from engine.offline.tokenizer import OfflineTokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
-from engine.text.bad_words import bad_word_ids
 from engine.text.chat_template import read_template
+from engine.text.stop_strings import bad_word_ids
 from engine.text.tokenizer import Tokenizer, load_tokenizer
+
+# -- `TorchThreads`: an engine in a process that isn't its own leaves torch's threads alone.
+
+
+class TorchThreads:
+    """Changes torch's number of threads while the engine works, and sets it back afterwards.
+
+    The compiled kernels have threads of their own and leave torch one (torch's idle threads would
+    take their cores). Outside of the engine's work torch is the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._engines: int | None = None
+        self._depth = 0
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While the engine works. May be entered again inside."""
+        callers = torch.get_num_threads()
+        if not self._depth and self._engines is not None:
+            torch.set_num_threads(self._engines)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._engines = torch.get_num_threads()
+                torch.set_num_threads(callers)
+
 
 Result = RequestOutput | PoolingRequestOutput[PoolingOutput]
 

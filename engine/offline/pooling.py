@@ -8,16 +8,22 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from engine.contract.adapters import AdapterRef
 from engine.contract.errors import EngineFault, InvalidRequest
-from engine.contract.io_processor import PooledData, PooledPrompt, io_processor
-from engine.contract.lora_request import refs_of
-from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
-from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
-from engine.contract.similarity import pair_up, similarity
+from engine.contract.lora import AdapterRef, refs_of
+from engine.contract.messages import EngineRequest, PoolingInfo, TokenDelta
+from engine.contract.plugins import PooledData, PooledPrompt, io_processor
+from engine.contract.pooling_params import (
+    TOKEN_TASKS,
+    PoolingParams,
+    check_task,
+    default_task,
+    pair_up,
+    similarity,
+)
+from engine.offline.base import OfflineMethods, UseTqdm, progress
 from engine.offline.failures import check_failures
-from engine.offline.methods import OfflineMethods
-from engine.offline.pooling_outputs import (
+from engine.offline.inputs import Prompt, as_list, tokenise
+from engine.offline.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -28,8 +34,6 @@ from engine.offline.pooling_outputs import (
     ScoringRequestOutput,
     take_end,
 )
-from engine.offline.progress import UseTqdm, progress
-from engine.offline.prompts import Prompt, as_list, tokenise
 from engine.text.tokenizer import Tokenizer
 
 Made = TypeVar("Made")

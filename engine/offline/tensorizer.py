@@ -1,6 +1,6 @@
 """Models in files of CoreWeave's tensorizer, under the names that vLLM has for it.
 
-The package itself is loaded when a file is written or read; see `engine.models.tensorizer_file`.
+The package itself is loaded when a file is written or read; see `engine.checkpoints.load_format`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from engine.contract.config import EngineConfig
+from engine.checkpoints.load_format import open_checkpoint, write_tensorizer
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from engine.model_loader.loader import resolve_folder
-from engine.models.source import open_checkpoint
-from engine.models.tensorizer_file import write_tensorizer
 from engine.offline.engine_args import EngineArgs
 
 

@@ -5,16 +5,92 @@ Heads are small and kept in float32. Their weights' names are those of `transfor
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.models.experts import Weights
-from engine.models.norms import LayerNorm, Transform, chain
-from engine.models.weights import WeightReader
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.errors import ModelLoadError
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import LayerNorm, Transform, chain
+from engine.pooling.pooling_config import PoolingSettings
 from engine.pooling.sentence_transformers import DenseModule
-from kernels.activations import activation
+from engine.quantization.packing import DenseMatrix, Matrix
+from engine.text.tokenizer import Tokenizer
+from kernels.layers import activation
+
+# -- A classifier's head that can be made anew with an adapter's tensors in the place of its own.
+
+
+class HeadMaker:
+    """Makes a head, and keeps what it is made of.
+
+    Args:
+        weights: the checkpoint's.
+        make: reads a head from weights.
+
+    Attributes:
+        head: as the checkpoint has it.
+        tensors: what that is made of, by name, in float32.
+        shapes: of its tensors, by their names.
+    """
+
+    def __init__(self, weights: Weights, make: Callable[[Weights], Transform]) -> None:
+        tensors = dict[str, Tensor]()
+        self._make, self.tensors = make, tensors
+        self.head = make(_Recorded(weights, tensors))
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def with_tensors(self, given: Mapping[str, Tensor]) -> Transform:
+        """The head with these in the place of its own, or biases that it has none of."""
+        return self._make(_Held({**self.tensors, **given}))
+
+
+class _Recorded:
+    """A checkpoint's weights; what is read of them is kept."""
+
+    def __init__(self, inner: Weights, read: dict[str, Tensor]) -> None:
+        self._inner, self._read = inner, read
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inner
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `Weights.get`."""
+        self._read[name] = self._inner.get(name, shape).float().clone()
+        return self._read[name]
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `Weights.matrix`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """See `Weights.release`."""
+        self._inner.release()
+
+
+class _Held:
+    """Weights in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `Weights.get`."""
+        return self._tensors[name].float()
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `Weights.matrix`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """See `Weights.release`: there is nothing to give back."""
 
 
 @dataclass(slots=True)
@@ -119,3 +195,41 @@ def dense_module(module: DenseModule) -> Dense:
         bias = weights.get("linear.bias", (module.out_features,)).float().clone()
     weights.close()
     return Dense(weight, bias, module.activation)
+
+
+# -- A classification head made from a language model's output layer.
+#
+# Rerankers that were trained to say "yes" or "no" are causal models whose next token is the
+# verdict:
+# the rows of the output layer that belong to these tokens are all of a head that is needed.
+
+
+def token_head(
+    settings: PoolingSettings, spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer
+) -> Dense:
+    """[n, hidden] -> [n, labels] from the rows of `settings.tokens`.
+
+    With `two_way` the one logit is the second token's minus the first's, so that its sigmoid is the
+    second's part of a softmax over both.
+
+    Raises `ModelLoadError` for a token that the vocabulary doesn't have.
+    """
+    names, shape = spec.names, (spec.vocab_size, spec.hidden_size)
+    bare = names.embedding.removeprefix(names.optional_prefix)
+    sources = (names.lm_head, names.embedding, bare)  # where the layers are tied, the embedding's
+    source = next((name for name in sources if f"{name}.weight" in weights), names.embedding)
+    table = weights.get(f"{source}.weight", shape)
+    rows = table[torch.tensor([_id(token, tokenizer) for token in settings.tokens])].float()
+    if settings.two_way:
+        rows = rows[1:] - rows[:1]
+    return Dense(rows.clone(), None)
+
+
+def _id(token: str, tokenizer: Tokenizer) -> int:
+    found = tokenizer.piece_to_id(token)
+    if found is None:
+        raise ModelLoadError(
+            f"classifier_from_token: the vocabulary has no {token!r}.",
+            param="classifier_from_token",
+        )
+    return found

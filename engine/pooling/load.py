@@ -9,26 +9,23 @@ from pathlib import Path
 
 import torch
 
-from engine.contract.config import EngineConfig
+from engine.checkpoints.load_format import open_layers
+from engine.checkpoints.safetensors import DummyWeights, WeightReader
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
-from engine.models.architectures import decoder_spec, known_architectures
-from engine.models.backend import with_backend
+from engine.models.attention_backend import with_backend
 from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.encoders.families import encoder_spec
-from engine.models.encoders.spec import EncoderSpec
-from engine.models.experts import Weights
-from engine.models.families.family import Config
-from engine.models.norms import Transform
-from engine.models.source import open_layers
-from engine.models.spec import DecoderSpec
-from engine.models.weights import DummyWeights, WeightReader
-from engine.pooling.head_maker import HeadMaker
-from engine.pooling.heads import HeadReader, dense_module
+from engine.models.encoders.encoder_spec import EncoderSpec, encoder_spec
+from engine.models.families.common import Config
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import Transform
+from engine.models.registry import decoder_spec, known_architectures
+from engine.pooling.heads import HeadMaker, HeadReader, dense_module, token_head
 from engine.pooling.pooler import Pooler
-from engine.pooling.settings import PoolingSettings
-from engine.pooling.token_head import token_head
-from engine.quantization.checkpoint.format import CheckpointFormat
+from engine.pooling.pooling_config import PoolingSettings
+from engine.quantization.formats.base import CheckpointFormat
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
 from kernels import KernelSet

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.contract.messages import PoolingInfo
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.protocol import PoolingInfo
-from engine.models.facts import PoolingFacts
-from engine.models.interface import ModelSpec
-from engine.models.norms import Transform
-from engine.pooling.head_maker import HeadMaker
-from engine.pooling.settings import PoolingSettings
+from engine.models.interface import ModelSpec, PoolingFacts
+from engine.models.layers.norm import Transform
+from engine.pooling.heads import HeadMaker
+from engine.pooling.pooling_config import PoolingSettings
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
-from engine.text.files import read_object, read_text
+from engine.text.tokenizer_files import read_object, read_text
 
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "CLS",

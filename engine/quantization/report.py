@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.replica_state import WeightsInfo
-from engine.quantization.matrix import Matrix
+from engine.quantization.packing import Matrix
 from kernels import LinearLayer
 
 Level = Literal["kept", "read"]

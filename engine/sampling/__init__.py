@@ -1,8 +1,8 @@
 """From logits to tokens: penalties, filters and counter-based randomness. Needs torch."""
 
 from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.request_state import SequenceSampling
 from engine.sampling.sampler import Sampler, SamplerOutput
-from engine.sampling.state import SequenceSampling
 
 __all__ = [
     "Sampler",

@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.sampling.bad_words import BadWords
-from engine.sampling.pairs import Pairs
-from engine.sampling.state import SequenceSampling
-from engine.sampling.token_mask import pack
-from engine.sampling.transfer import to_device
-from kernels.logits import LogitEdits
+from engine.sampling.request_state import SequenceSampling
+from engine.sampling.token_bitmask import pack
+from kernels.logit_edits import LogitEdits
+from kernels.tensors import to_device
+
+# -- Token sequences that must not come out.
+
+
+class BadWords:
+    """One sequence's bad words.
+
+    Attributes:
+        single: tokens that are bad by themselves.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.single = [word[0] for word in words if len(word) == 1]
+        #: Longer words, by the token before their last: at most one look-up a step.
+        self._by_token: dict[int, list[tuple[list[int], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                entry = (list(word[:-1]), word[-1])
+                self._by_token.setdefault(word[-2], []).append(entry)
+
+    @property
+    def has_longer(self) -> bool:
+        """Whether some word has more than one token."""
+        return bool(self._by_token)
+
+    def banned_after(self, output: list[int]) -> list[int]:
+        """Tokens that would complete a word at the output's end."""
+        if not output:
+            return []
+        return [
+            last
+            for prefix, last in self._by_token.get(output[-1], ())
+            if output[-len(prefix) :] == prefix
+        ]
+
+
+# -- Lists of (row, token) pairs as index tensors.
+
+
+class Pairs:
+    """Places in a [rows, vocab] tensor, collected in Python and used as one index.
+
+    Args:
+        vocab_size: tokens outside [0, vocab_size) are dropped: an index out of range on a GPU would
+            end every sequence's run, not one's.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+
+    def add(self, row: int, tokens: Iterable[int]) -> list[int]:
+        """Add a row's tokens; returns those that were kept."""
+        kept = [token for token in tokens if 0 <= token < self._vocab_size]
+        self._rows += [row] * len(kept)
+        self._tokens += kept
+        return kept
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """([n] rows, [n] tokens), int64."""
+        return (
+            to_device(torch.tensor(self._rows, dtype=torch.int64), device),
+            to_device(torch.tensor(self._tokens, dtype=torch.int64), device),
+        )
+
 
 NEVER = float("-inf")
 

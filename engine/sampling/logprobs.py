@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.contract.protocol import TokenLogprobs
+from engine.contract.messages import TokenLogprobs
 from kernels import KernelSet
-from kernels.logits import TopLogprobs
+from kernels.logit_edits import TopLogprobs
 
 #: Positions of a prompt that are worked on at once; float32 copies of the logits stay this small.
 CHUNK = 256

@@ -1,8 +1,8 @@
 """Decides which tokens each step computes."""
 
 from engine.scheduler.plan import GrammarOutput, NewSequence, Rewound, StepPlan, StepResult
+from engine.scheduler.request import Request, Sequence, Status
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Request, Sequence, Status
 
 __all__ = [
     "GrammarOutput",

@@ -21,9 +21,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from engine.contract.engine_config import EngineConfig
 from engine.lazy_heap import LazyHeap
-from engine.scheduler.queue import Place, WaitingQueue
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.request import Sequence
+from engine.scheduler.request_queue import FCFSQueue, Place, PriorityQueue, WaitingQueue
 
 #: Cost of a prompt token and of an output token; the paper's, after what providers charge.
 PROMPT_COST = 1.0
@@ -147,3 +148,17 @@ class FairQueue(WaitingQueue):
                 return counter
             self._waiting.put(tenant, counter)
         return self._last_served
+
+
+# -- The waiting queue of each `scheduling_policy`.
+
+
+def make_queue(config: EngineConfig) -> WaitingQueue:
+    """A new queue; the configuration has checked the policy's name."""
+    match config.scheduling_policy:
+        case "fair":
+            return FairQueue(config.prompt_overtaking)
+        case "priority":
+            return PriorityQueue()
+        case _:
+            return FCFSQueue()

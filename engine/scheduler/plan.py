@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.contract.messages import TokenLogprobs
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.protocol import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 
 Count = TypeVar("Count")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from engine.contract.adapters import digest_of
-from engine.contract.protocol import MOST_CHUNKS
+from engine.contract.lora import digest_of
+from engine.contract.messages import MOST_CHUNKS
 from engine.kv_cache import Block
-from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
-from engine.scheduler.prefill_room import PrefillRoom
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.prefill_budget import PrefillRoom, StepLimits
+from engine.scheduler.request import Sequence
 
 
 class StepBuilder:

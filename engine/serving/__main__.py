@@ -8,11 +8,11 @@ import sys
 # They stay: looking through them for garbage meanwhile takes a tenth of that time.
 gc.disable()
 
-from engine.contract.light_imports import import_redis
+from engine.system.light_imports import import_redis
 
 import_redis()
 
-from engine.serving.service import main
+from engine.serving.command_line import main
 
 gc.freeze()
 gc.enable()

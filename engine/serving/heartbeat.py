@@ -2,20 +2,159 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
+import msgspec
 import redis
 
-from engine.contract import protocol
-from engine.contract.block_map import watch_key
-from engine.contract.protocol import Heartbeat, ReplicaNews
-from engine.contract.redis_link import is_temporary
-from engine.serving.fence import UNLESS_TAKEN, FencedOff
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import Heartbeat, ModelInfo, ReplicaNews
+from engine.contract.replica_state import LayerInfo, ProcessStats, watch_key
+from engine.core.engine_core import EngineCore
+from engine.quantization.report import summary
+from engine.serving.inbox import UNLESS_TAKEN, FencedOff
+from engine.system.redis_client import is_temporary
+from engine.text.chat_template import read_template
+
+# -- The load report by layer, where operators find it.
+
 
 log = logging.getLogger(__name__)
+
+KEPT_S = 30 * 24 * 3600
+
+
+def publish_layers(client: redis.Redis, replica_id: str, prefix: str, core: EngineCore) -> None:
+    """Say what became of each layer's weights. A replica serves without having said so, too."""
+    layers = [
+        LayerInfo(
+            layer=each.layer,
+            format=each.format,
+            level=each.level,
+            nbytes=each.nbytes,
+            error=each.error,
+        )
+        for each in core.facts.load_report
+    ]
+    key = redis_keys.layers_key(replica_id, prefix)
+    try:
+        client.set(key, msgspec.json.encode(layers), ex=KEPT_S)
+    except redis.RedisError as error:
+        log.warning("The load report can't be written (%s).", error)
+
+
+# -- What a replica's heartbeat says of its model.
+
+
+def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
+    """The model as gateways must know it; little is known while it loads."""
+    if core is None:
+        return ModelInfo(
+            name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
+        )
+    facts = core.facts
+    return ModelInfo(
+        name=config.name,
+        path=str(facts.tokenizer_folder),
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        dtype=facts.dtype,
+        max_logprobs=config.max_logprobs,
+        kv_capacity_tokens=(0 if facts.runs_whole_prompts else core.scheduler.capacity_tokens),
+        eos_token_ids=list(facts.eos_token_ids),
+        default_sampling=facts.default_sampling,
+        tool_call_parser=config.tool_call_parser or "",
+        chat_template=read_template(config.chat_template),
+        reasoning_parser=config.reasoning_parser or "",
+        tasks=facts.tasks,
+        pooling=None if facts.pooling is None else facts.pooling.info,
+        cache_config=cache_config(config, core),
+        weights=summary(facts.load_report),
+        io_processor=facts.io_processor,
+        prompt_embeds_size=(
+            facts.hidden_size if config.enable_prompt_embeds and facts.takes_embeds else 0
+        ),
+    )
+
+
+def cache_config(config: EngineConfig, core: EngineCore) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info`, those that vLLM has and what is Quire's alone."""
+    capacity, windows = core.capacity, core.scheduler.kv.windows
+    values = {
+        "block_size": config.block_size,
+        "cache_dtype": config.kv_cache_dtype,
+        "calculate_kv_scales": config.calculate_kv_scales,
+        "cpu_kvcache_space": config.cpu_kvcache_space,
+        "cpu_offload_gb": 0,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "is_attention_free": core.facts.runs_whole_prompts,
+        "kv_cache_max_concurrency": round(core.scheduler.concurrency(core.facts.max_model_len), 2),
+        "kv_cache_memory_bytes": (
+            capacity.num_blocks * config.block_size * capacity.kv_bytes_per_token
+        ),
+        "kv_cache_size_tokens": capacity.num_blocks * config.block_size,
+        "num_cpu_blocks": 0,
+        "num_gpu_blocks": capacity.num_blocks,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "prefix_caching_hash_algo": "sha256",
+        "sliding_window": max((window for window in windows if window), default=None),
+        "swap_space": 0,
+        "swap_space_bytes": 0,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+# -- What the operating system and Python say of this process.
+
+
+_PROC = Path("/proc/self")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def process_stats() -> ProcessStats:
+    """As of now; where there is no /proc, memory and file descriptors stay 0."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    stats = ProcessStats(
+        cpu_seconds=usage.ru_utime + usage.ru_stime,
+        start_time=_start_time(),
+        max_fds=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+    for generation in gc.get_stats():
+        stats.gc_collections.append(generation["collections"])
+        stats.gc_collected.append(generation["collected"])
+        stats.gc_uncollectable.append(generation["uncollectable"])
+    try:
+        virtual, resident = (_PROC / "statm").read_text().split()[:2]
+        stats.virtual_bytes, stats.resident_bytes = int(virtual) * _PAGE, int(resident) * _PAGE
+        stats.open_fds = len(os.listdir(_PROC / "fd"))
+    except OSError:
+        pass  # not Linux
+    return stats
+
+
+@lru_cache(maxsize=1)
+def _start_time() -> float:
+    """When this process began, in seconds since the epoch."""
+    try:
+        # After the command's name, which may hold anything but its last bracket.
+        fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + int(fields[19]) / _TICKS
+    except OSError:
+        return time.time()
+
 
 #: KEYS: the owner, the heartbeat, the replica ids, who watches the blocks. ARGV: incarnation,
 #: heartbeat, TTL, replica id, whether this is the first, which takes the id from whoever had it.
@@ -76,9 +215,9 @@ class HeartbeatWriter(threading.Thread):
         try:
             written = self._script(
                 keys=[
-                    protocol.owner_key(replica_id, prefix),
-                    protocol.replica_key(replica_id, prefix),
-                    protocol.replicas_key(prefix),
+                    redis_keys.owner_key(replica_id, prefix),
+                    redis_keys.replica_key(replica_id, prefix),
+                    redis_keys.replicas_key(prefix),
                     watch_key(replica_id, prefix),
                 ],
                 args=[
@@ -108,7 +247,7 @@ class HeartbeatWriter(threading.Thread):
         self, replica_id: str, incarnation: str, *, alive: bool, held: list[str] | None = None
     ) -> None:
         news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, alive=alive, held=held)
-        self._redis.publish(protocol.news_key(self._prefix), protocol.encode(news))
+        self._redis.publish(redis_keys.news_key(self._prefix), protocol.encode(news))
 
     def stop(self, replica_id: str, *, forget: bool, held: list[str] | None = None) -> None:
         """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL.
@@ -121,10 +260,10 @@ class HeartbeatWriter(threading.Thread):
             return
         try:
             self._redis.delete(
-                protocol.replica_key(replica_id, self._prefix),
-                protocol.owner_key(replica_id, self._prefix),
+                redis_keys.replica_key(replica_id, self._prefix),
+                redis_keys.owner_key(replica_id, self._prefix),
             )
-            self._redis.srem(protocol.replicas_key(self._prefix), replica_id)
+            self._redis.srem(redis_keys.replicas_key(self._prefix), replica_id)
             self._tell(replica_id, self._make().incarnation, alive=False, held=held)
         except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import redis
 
-from engine.contract import protocol
-from engine.contract.protocol import OutboxBatch
-from engine.contract.redis_link import is_temporary
-from engine.contract.time_slice import ask_for_short_turns
-from engine.serving.fence import UNLESS_TAKEN, FencedOff
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import OutboxBatch
+from engine.serving.inbox import UNLESS_TAKEN, FencedOff
+from engine.system.host import ask_for_short_turns
+from engine.system.redis_client import is_temporary
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ class OutboxWriter(threading.Thread):
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str, incarnation: str) -> None:
         super().__init__(name="outbox", daemon=True)
         self._prefix = prefix
-        self._inbox = protocol.inbox_key(replica_id, prefix)
-        self._owner = protocol.owner_key(replica_id, prefix)
-        self._written = protocol.written_key(prefix)
+        self._inbox = redis_keys.inbox_key(replica_id, prefix)
+        self._owner = redis_keys.owner_key(replica_id, prefix)
+        self._written = redis_keys.written_key(prefix)
         self._replica_id, self._incarnation = replica_id, incarnation
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
@@ -118,7 +119,7 @@ class OutboxWriter(threading.Thread):
 
     def _write(self, output: StepOutput) -> bool:
         """All of it or nothing; False when Redis couldn't be reached or refused it."""
-        outboxes = [protocol.outbox_key(name, self._prefix) for name in output.batches]
+        outboxes = [redis_keys.outbox_key(name, self._prefix) for name in output.batches]
         batches = [protocol.encode(batch) for batch in output.batches.values()]
         limits = [protocol.OUTBOX_MAXLEN, protocol.OUTBOX_TTL_S]
         written: dict[str, int] = {}

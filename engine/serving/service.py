@@ -10,57 +10,156 @@ import gc
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
-import threading
 import time
 import uuid
 from collections import OrderedDict
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
 
 import redis
+from tqdm import tqdm
 
-from engine.contract import protocol
-from engine.contract.config import EngineConfig
-from engine.contract.errors import ConfigError, EngineFault, QuireError
-from engine.contract.loading import LoadPhase, watched
-from engine.contract.numerics import Numerics
-from engine.contract.protocol import (
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import EngineFault, QuireError
+from engine.contract.messages import (
     AbortRequest,
     Control,
     ControlReply,
     EngineRequest,
+    ErrorInfo,
     Heartbeat,
     OutboxBatch,
     TokenDelta,
 )
-from engine.contract.redis_clients import patient_client
-from engine.contract.step_record import StepRecorder
+from engine.contract.replica_state import WARM_UP, LoadPhase, Numerics, note, watched
+from engine.contract.stat_loggers import StatLoggers
 from engine.core.engine_core import EngineCore
-from engine.core.stats_log import StatsLog
-from engine.scheduler import Sequence
-from engine.serving.adapters import AdapterControls, unload
-from engine.serving.arguments import parse_args
-from engine.serving.block_map import BlockMap, FramePublisher
-from engine.serving.fence import Fence, FencedOff
-from engine.serving.heartbeat import HeartbeatWriter
-from engine.serving.held import HeldRequests
-from engine.serving.inbox import InboxReader
-from engine.serving.layers import publish_layers
-from engine.serving.load import load_core
-from engine.serving.log import configure_logging
-from engine.serving.model_info import model_info
-from engine.serving.numerics import numerics_of
+from engine.core.profiler import Profiler
+from engine.core.stats import StatsLog, Throughput
+from engine.core.warmup import warm_up
+from engine.executor.numerics import numerics_of
+from engine.scheduler import Request, Sequence
+from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_layers
+from engine.serving.inbox import Fence, InboxReader
+from engine.serving.kv_map import BlockMap, FramePublisher
+from engine.serving.operator_commands import AdapterControls, Pause, abort_requests, unload
 from engine.serving.outbox import OutboxWriter, StepOutput
-from engine.serving.pause import Pause, abort_requests
-from engine.serving.process_stats import process_stats
-from engine.serving.profiling import Profiler
-from engine.serving.refusal import refusal
-from engine.serving.stat_loggers import StatLoggers
-from engine.serving.throughput import Throughput
+from engine.system.step_record import StepRecorder
+
+# -- Saying before each step whose requests it holds, should it be the last.
+
+
+class HeldRequests:
+    """What the engine is at: the steps under way, adapters that are read, a request that comes in.
+
+    A request that merely waits, for its turn or for room, isn't held.
+    """
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+        #: Of the list that was written last; None: it wasn't of a step.
+        self._sequences: list[Sequence] | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        """The requests, in no order."""
+        return self._recorder.held
+
+    def begin_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
+        """A step begins: sequences of all that are under way, requests whose adapter is read."""
+        ids = [request.request_id for request in reading]
+        # Decodes are the same from step to step, mostly.
+        if not ids and under_way == self._sequences:
+            return
+        self._recorder.write([*dict.fromkeys(ids), *_unlike(ids, under_way)])
+        self._sequences = None if ids else under_way
+
+    def take_in(self, request_id: str, under_way: list[Sequence]) -> None:
+        """A request comes in, beside the steps under way."""
+        self._recorder.write([request_id, *_unlike([request_id], under_way)])
+        self._sequences = None
+
+
+def _unlike(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
+    """The sequences' requests, each once, without those."""
+    known = set(ids)
+    for sequence in sequences:
+        request_id = sequence.request.message.request_id
+        if request_id not in known:
+            known.add(request_id)
+            yield request_id
+
+
+# -- A replica's engine, loaded and warmed up, with a bar and a log of what it is.
+
 
 log = logging.getLogger("engine.serving")
+
+
+def load_core(config: EngineConfig, told: Callable[[float], None]) -> EngineCore:
+    """The engine; `told` is called with the loaded part of its weights, up to 1, now and then."""
+    started = time.perf_counter()
+    # A supervisor whose terminal this ends up on says so; else tqdm looks for itself.
+    hidden = False if os.environ.get("QUIRE_TERMINAL") else None
+    with tqdm(desc="Loading weights", unit="layer", disable=hidden, file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            told(done / total)
+
+        core = EngineCore(config, progress)
+    note(WARM_UP)
+    warm_up(core)
+    _describe(core)
+    log.info("Ready after %.2f s", time.perf_counter() - started)
+    return core
+
+
+def _describe(core: EngineCore) -> None:
+    """Log the model and its KV cache."""
+    facts, scheduler, capacity = core.facts, core.scheduler, core.capacity
+    log.info(
+        "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
+        core.config.name,
+        facts.architecture,
+        facts.num_parameters / 1e6,
+        facts.dtype,
+        facts.max_model_len,
+        facts.load_seconds,
+    )
+    if facts.runs_whole_prompts:
+        budget = capacity.token_budget
+        log.info("No KV cache: prompts run whole; token budget %d a step", budget)
+    else:
+        log.info(
+            "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
+            "tokens a request: %.1fx; token budget %d a step, %d of it for prompts while "
+            "others decode",
+            capacity.num_blocks,
+            core.config.block_size,
+            scheduler.capacity_tokens,
+            facts.max_model_len,
+            scheduler.concurrency(facts.max_model_len),
+            capacity.token_budget,
+            min(scheduler.limits.share.most, capacity.token_budget),
+        )
+
+
+# -- What a request is answered that can't run.
+
+
+def refusal(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
+    """The typed error, as the end of every output."""
+    info = ErrorInfo.of(error)
+    return [
+        TokenDelta(request_id=message.request_id, index=index, finish_reason="error", error=info)
+        for index in range(message.sampling.num_sequences)
+    ]
+
 
 _IDLE_WAIT_S = 0.2
 #: How long messages are handled before the next step.
@@ -71,7 +170,7 @@ _SWITCH_INTERVAL_S = 0.0005
 #: After so long in one step its requests are named in the heartbeat.
 _LONG_STEP_S = 5.0
 #: Exit status of a replica that can't go on, and whose model isn't to blame.
-_FAULT = 70
+EXIT_FAULT = 70
 
 
 class EngineService:
@@ -99,7 +198,7 @@ class EngineService:
         self.draining = False
         self._redis, self._prefix = client, prefix
         fence = Fence(client, prefix, replica_id, self.incarnation)
-        inbox = protocol.inbox_key(replica_id, prefix)
+        inbox = redis_keys.inbox_key(replica_id, prefix)
         self._reader = InboxReader(client, inbox, self.incarnation, fence)
         self._writer = OutboxWriter(client, prefix, replica_id, self.incarnation)
         publisher = FramePublisher(client, prefix, replica_id)
@@ -148,7 +247,7 @@ class EngineService:
         except EngineFault as error:
             # Gateways go on elsewhere, and the supervisor starts another.
             log.critical("The replica ends: %s", error.message)
-            status = _FAULT
+            status = EXIT_FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)
         # What a drain has left is no fault of theirs.
@@ -404,40 +503,3 @@ def _freeze() -> None:
 def _no_memory(error: MemoryError) -> str:
     """What to tell of an allocation that failed."""
     return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    args = parse_args(argv)
-    try:
-        configure_logging(args.log_level)
-        config = EngineConfig.from_cli_args(args)
-        if not config.model:
-            raise ConfigError("--model is required.", param="model")
-    except ConfigError as error:
-        log.error("%s", error.message)
-        return 2
-    threading.excepthook = _die_with_thread
-    client = patient_client(args.redis_url)
-    service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if service.draining or service.core is None:
-            # A second signal, or nothing to finish yet.
-            os._exit(128 + number)
-        service.drain()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    return service.run(args.drain_timeout)
-
-
-def _die_with_thread(args: threading.ExceptHookArgs) -> None:
-    """A replica without one of its threads only looks alive: end it."""
-    name = args.thread.name if args.thread else "?"
-    if isinstance(args.exc_value, FencedOff):
-        log.critical("%s", args.exc_value)
-    else:
-        log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)
-    logging.shutdown()
-    os._exit(_FAULT)

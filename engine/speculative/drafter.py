@@ -8,17 +8,85 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.speculative_config import SpeculativeConfig
+from engine.models.interface import ModelFacts
 from engine.scheduler import Sequence, StepPlan
-from engine.speculative.chances import Chances, UsualChances
-from engine.speculative.draft_maker import DraftMaker
-from engine.speculative.following import Following
+from engine.speculative.draft_model import DraftModel
+from engine.speculative.estimates import Chances, Following, Purses, StepCosts, UsualChances
+from engine.speculative.head_proposer import HeadDrafts
+from engine.speculative.interface import DraftHost, DraftMaker
+from engine.speculative.ngram import PROPOSERS, Proposer
 from engine.speculative.planner import Offer, Planner, Step
-from engine.speculative.proposers import PROPOSERS, Proposer
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
-from engine.speculative.watch import Watch
+
+# -- `Watch`: guesses that weren't worth checking, compared with what came.
+
+
+class Checked(NamedTuple):
+    """So many of a guess's tokens were compared, of which the first ones came."""
+
+    sequence: Sequence
+    matched: int
+    num_drafts: int
+    num_accepted: int
+
+
+@dataclass(slots=True)
+class _Watched:
+    sequence: Sequence
+    matched: int
+    tokens: list[int]
+    at: int
+
+
+class Watch:
+    """How often drafts would have held, for nothing: no step is wider for it.
+
+    Where drafts don't pay at the chance that is expected of them, it would never be found out that
+    they hold more often.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Watched] = {}
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._watched
+
+    def add(self, sequence: Sequence, matched: int, tokens: list[int]) -> None:
+        """What may follow a sequence's newest token."""
+        watched = _Watched(sequence, matched, tokens, len(sequence.token_ids))
+        self._watched[sequence.seq_id] = watched
+
+    def drop(self, seq_id: int) -> None:
+        """The sequence gets drafts, or has left."""
+        self._watched.pop(seq_id, None)
+
+    def take_checked(self) -> list[Checked]:
+        """Those of which it's known by now how many came."""
+        done = []
+        for each in self._watched.values():
+            came = each.sequence.token_ids[each.at : each.at + len(each.tokens)]
+            held = _common(came, each.tokens)
+            if held < len(came) or held == len(each.tokens):
+                compared = min(held + 1, len(each.tokens))
+                done.append(Checked(each.sequence, each.matched, compared, held))
+        for checked in done:
+            del self._watched[checked.sequence.seq_id]
+        return done
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with."""
+    count = 0
+    for one, other in zip(a, b, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
 
 Possible = Callable[[Sequence, list[int]], list[int]]
 #: The part of steps' time that may go into looking for drafts of which it's known only that they'd
@@ -443,3 +511,45 @@ def takes_drafts(sequence: Sequence) -> bool:
     """Whether a sequence's drafts can be checked: nothing but its own draws chooses its tokens."""
     beams = sequence.request.message.sampling.use_beam_search
     return not (beams or sequence.wants_prompt_logprobs)
+
+
+# -- `make_drafter`: who gives drafts, as the settings say.
+
+
+def make_drafter(
+    config: EngineConfig,
+    facts: ModelFacts,
+    *,
+    overlaps: bool,
+    possible: Possible | None = None,
+    host: DraftHost,
+) -> Drafter | None:
+    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `host`:
+    what was loaded beside the model.
+
+    Raises `ConfigError` where drafts can't be checked.
+    """
+    if not config.speculative_config:
+        return None
+    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+    obstacle = ""
+    if facts.pooling is not None:
+        obstacle = "the model generates no text"
+    elif facts.stateful:
+        obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
+    elif overlaps:
+        obstacle = (
+            "with async_scheduling steps are planned before the tokens are known from which drafts "
+            "go on; leave it out, or turn it off"
+        )
+    if obstacle:
+        raise ConfigError(
+            f"speculative_config can't be used: {obstacle}.", param="speculative_config"
+        )
+    model: DraftMaker | None = None
+    if host.heads is not None:
+        model = HeadDrafts(host.heads, host.draw)
+    elif host.model is not None:
+        ends = facts.eos_token_ids
+        model = DraftModel(host.model, host.execute, config.block_size, config.max_num_seqs, ends)
+    return Drafter(wanted, facts.max_model_len, possible, model)

@@ -7,10 +7,37 @@ from collections.abc import Callable
 from itertools import accumulate
 from math import inf, log
 from operator import itemgetter
+from typing import NamedTuple
 
-from engine.speculative.offers import Offer, Step
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import Purses, StepCosts
+
+# -- What a `Planner` chooses from, and for which step.
+
+
+class Step(NamedTuple):
+    """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens, and the
+    seconds that it takes the host to give it drafts of a model.
+    """
+
+    width: int
+    most: int
+    beside: int
+    planning: float = 0.0
+
+
+class Offer(NamedTuple):
+    """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
+    seconds that go into reading it first, which so many tokens are to pay; and the tokens that its
+    own drafts brought.
+    """
+
+    chances: list[float]
+    seq_id: int
+    tenant: str
+    reading: float = 0.0
+    gaining: int = 1
+    own: float = 0.0
+
 
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
 _WORTH = 1.03

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.text.chat_template import render_chat, render_chat_text
     from engine.text.detokenizer import IncrementalDetokenizer
-    from engine.text.stop import StopChecker
+    from engine.text.stop_strings import StopChecker
     from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 _LATER = {
     "engine.text.chat_template": ("render_chat", "render_chat_text"),
     "engine.text.detokenizer": ("IncrementalDetokenizer",),
-    "engine.text.stop": ("StopChecker",),
+    "engine.text.stop_strings": ("StopChecker",),
     "engine.text.tokenizer": ("Tokenizer", "load_tokenizer"),
 }
 

@@ -3,7 +3,3 @@
 Every endpoint that answers chats is built on it: `ChatTurn.start` takes a checked `ChatRequest`,
 and `next` gives `TurnDelta`s until `finished`.
 """
-
-from inference.chat.turn import ChatTurn, TurnDelta
-
-__all__ = ["ChatTurn", "TurnDelta"]

@@ -2,31 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import ModelInfo
+from engine.contract.messages import ModelInfo
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
-from inference.chat.constraint import chat_constraint
-from inference.chat.options import ChatOptions
-from inference.chat.parsers import ModelParsers
-from inference.chat.thinking import (
+from inference.chat.parsers import ModelParsers, ParserPlan, chat_constraint
+from inference.chat.reasoning import (
     counted_thinking,
     prompt_is_inside,
     template_variables,
     thinking_params,
     unfollowed,
 )
-from inference.generation import Job, Served
-from inference.generation.field_names import renamed
-from inference.openai.schemas import ChatRequest
-from inference.openai.schemas.structured import Constraint
-from inference.rendering.messages import system_first, template_messages
-from inference.rendering.pool import beside
-from inference.rendering.prompts import chat_token_ids, truncated
-from inference.web.request_ids import new_id
+from inference.errors import renamed
+from inference.generation.logprobs import TokenNames
+from inference.loop.offload import beside
+from inference.rendering.prompts import chat_token_ids, system_first, template_messages, truncated
+from inference.request.context import new_id
+from inference.request.job import Job, Served
+from inference.schemas.chat import ChatRequest
+from inference.schemas.sampling import Constraint
+from inference.settings import gateway_settings
 from tenants.authentication import Caller
+
+# -- What of a chat request shapes its answer, in one place for every form of it.
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Attributes:
+    role: the answer's. echo: text before it. top_logprobs: None for no log probabilities.
+    service_tier, metadata: to be shown with the answer.
+    parsers: how reasoning and calls are found in each output.
+    unfollowed: fields that this model has no use for.
+    asks_tokens: log probabilities are wanted of tokens that the client named.
+    """
+
+    n: int
+    role: str
+    echo: str
+    top_logprobs: int | None
+    names: TokenNames
+    parsers: ParserPlan
+    return_token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    unfollowed: tuple[str, ...] = ()
+    asks_tokens: bool = False
+
+    @classmethod
+    def of(
+        cls, chat: ChatRequest, job: Job, parsers: ParserPlan, unfollowed: tuple[str, ...] = ()
+    ) -> ChatOptions:
+        """The options of a checked request."""
+        last = chat.messages[-1]
+        role = gateway_settings().response_role if chat.add_generation_prompt else last.role
+        echoes = chat.echo and last.role == role and isinstance(last.content, str)
+        return cls(
+            n=chat.n or 1,
+            role=role,
+            echo=str(last.content) if echoes else "",
+            top_logprobs=chat.logprobs_wanted,
+            names=TokenNames(job.served.tokenizer, as_ids=chat.tokens_as_ids),
+            parsers=parsers,
+            return_token_ids=bool(chat.return_token_ids),
+            include_usage=chat.include_usage,
+            continuous_usage=chat.continuous_usage,
+            service_tier=chat.tier(job.caller.max_priority)[1],
+            metadata=chat.metadata,
+            unfollowed=unfollowed,
+            asks_tokens=chat.logprob_token_ids is not None,
+        )
 
 
 async def chat_job(

@@ -2,18 +2,108 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import ThinkingParams
+from engine.contract.structured_outputs import (
+    JSON_WHITESPACE,
+    StructuredOutputsParams,
+    close_objects,
+)
 from engine.text import Tokenizer
-from inference.chat.output_parser import ParserPlan
 from inference.errors import UnsupportedField
-from inference.generation import Served
-from inference.openai.schemas import ChatRequest
-from inference.reasoning import ReasoningParser, reasoning_parsers
-from inference.tools import JsonParser, ToolFunction, ToolParser, tool_parsers
-from inference.tools.layout import Layout
+from inference.parsers.custom_tools import CustomCalls
+from inference.parsers.json_tools import JsonParser
+from inference.parsers.reasoning_parser import ReasoningParser
+from inference.parsers.registry import reasoning_parsers, tool_parsers
+from inference.parsers.state_machine import BEGINNINGS, Part, joined
+from inference.parsers.tool_grammar import Layout, ToolFunction
+from inference.parsers.tool_parser import ToolParser
+from inference.request.job import Served
+from inference.schemas.chat import ChatRequest
+from inference.schemas.sampling import Constraint
+
+# -- `OutputParser`: one output through its reasoning parser and then its tool parser.
+
+
+@dataclass(frozen=True)
+class ParserPlan:
+    """How each output of a request is read.
+
+    Attributes:
+        reasoning, tools: make a parser for one output; None where there is nothing to find.
+        parallel: False: calls after the first are left out.
+        shows_reasoning: False: reasoning is left out.
+        named: the client said which function to call.
+        forced: nothing but calls may come: the beginning of one that was cut off is no text.
+        custom: tools whose calls hold a text instead of arguments.
+        thinking: how reasoning is told in tokens, to count them; None where there can't be any.
+    """
+
+    reasoning: Callable[[], ReasoningParser] | None = None
+    tools: Callable[[], ToolParser] | None = None
+    parallel: bool = True
+    shows_reasoning: bool = True
+    named: bool = False
+    forced: bool = False
+    thinking: ThinkingParams | None = None
+    custom: frozenset[str] = frozenset()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self.reasoning is None and self.tools is None
+
+
+class OutputParser:
+    """Text in, parts out. All parts together don't depend on how the text was cut."""
+
+    def __init__(self, plan: ParserPlan) -> None:
+        self._plan = plan
+        self._reasoning = plan.reasoning() if plan.reasoning is not None else None
+        self._tools = plan.tools() if plan.tools is not None else None
+        self._custom = CustomCalls(plan.custom) if plan.custom else None
+        self.num_calls = 0
+
+    def push(self, text: str, *, ended: bool = False) -> list[Part]:
+        """What is certain after this text; with `ended` all that is left."""
+        parts = self._split(text, ended)
+        read = list(self._read(parts))
+        if ended and self._tools is not None:
+            left = self._tools.flush()
+            read += [part for part in left if not (self._plan.forced and part.kind == "content")]
+        if self._custom is not None:
+            read = self._custom.push(read, ended=ended)
+        return joined(part for part in read if self._wanted(part))
+
+    def _split(self, text: str, ended: bool) -> list[Part]:
+        if self._reasoning is None:
+            return [Part("content", text)]
+        parts = self._reasoning.push(text)
+        return parts + self._reasoning.flush() if ended else parts
+
+    def _read(self, parts: Iterable[Part]) -> Iterable[Part]:
+        for part in parts:
+            if self._tools is None:
+                if part.kind == "arguments":  # of a function that nobody offered
+                    yield Part("content", part.text)
+                elif part.kind != "call":
+                    yield part
+            elif part.kind == "content":
+                yield from self._tools.push(part.text)
+            else:
+                yield part
+
+    def _wanted(self, part: Part) -> bool:
+        if part.kind == "reasoning":
+            return self._plan.shows_reasoning
+        if part.kind in BEGINNINGS:
+            self.num_calls = max(self.num_calls, part.call + 1)
+        return self._plan.parallel or part.call == 0
 
 
 @dataclass(frozen=True)
@@ -115,3 +205,97 @@ def _special(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
     """Ids of those markers that are special tokens, which texts usually leave out."""
     special = tokenizer.special_tokens
     return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)
+
+
+# -- What a chat's answer must look like: by its own fields, and by the tools it offers.
+
+
+def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokenizer) -> Constraint:
+    """The form of the answer.
+
+    Where calls are required, or a function is named, the answer is calls alone. Where the model
+    chooses, calls of `strict` functions follow their schemas, and calls may come instead of JSON.
+
+    Raises:
+        InvalidRequest: a bad form, or two that contradict each other.
+    """
+    given = chat.constraint()
+    if parsers.tools is None:
+        return given
+    if chat.forces_calls:
+        if given.params is not None and given.source != "response_format":
+            raise InvalidRequest(
+                f"{given.source} and this tool_choice can't be used together.", param=given.source
+            )
+        return _calls(chat, parsers, tokenizer, required=True)
+    answer = _answer_schema(given)
+    if answer is not None and not parsers.layout.free:
+        raise UnsupportedField(
+            "For this model, tool_choice 'auto' can't be combined with this output format.",
+            param="response_format",
+        )
+    if answer is not None:
+        return _calls(chat, parsers, tokenizer, required=True, answer=answer)
+    strict = any(function.strict for function in parsers.functions)
+    # Models remember tools from earlier turns: hiding those that aren't allowed isn't enough.
+    held = strict or (chat.limits_tools and parsers.layout.free)
+    if given.params is None and held:
+        return _calls(chat, parsers, tokenizer, required=False)
+    return given
+
+
+def _calls(
+    chat: ChatRequest,
+    parsers: ModelParsers,
+    tokenizer: Tokenizer,
+    *,
+    required: bool,
+    answer: dict[str, object] | None = None,
+) -> Constraint:
+    """Calls of the offered functions in the model's own way; or a JSON document (`answer`)."""
+    layout = parsers.layout
+    if not required and not layout.free:
+        raise UnsupportedField(
+            "For this model, strict functions need tool_choice 'required' or a named function.",
+            param="tools",
+        )
+    grammar = layout.grammar(
+        parsers.callable_functions,
+        grammar_tokens(tokenizer),
+        parallel=chat.parallel_tool_calls is not False and chat.named_function is None,
+        required=required,
+        answer=answer,
+    )
+    names = {"structured_outputs.grammar": "tools", "structured_outputs": "tools"}
+    try:
+        return Constraint(StructuredOutputsParams(grammar=grammar), "tools", names)
+    except InvalidRequest:
+        raise InvalidRequest(
+            "The tools' schemas are too large to enforce.", param="tools"
+        ) from None
+
+
+def _answer_schema(given: Constraint) -> dict[str, object] | None:
+    """The schema of a JSON answer that may take turns with calls."""
+    params = given.params
+    if params is None or given.source != "response_format":
+        return None
+    schema = {"type": "object"} if params.json_object else params.json
+    if not isinstance(schema, dict):
+        return None
+    own = json.loads(json.dumps(schema))
+    if params.disable_additional_properties:
+        close_objects(own)
+    return {**own, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+
+
+def grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Added tokens that a grammar must name by id: special ones, and any that look like tags.
+
+    The grammar backend reads those two kinds apart from their characters.
+    """
+    return {
+        text: token
+        for token, text in tokenizer.added_tokens.items()
+        if token in tokenizer.special_token_ids or (text.startswith("<") and text.endswith(">"))
+    }

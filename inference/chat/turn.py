@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.contract.thinking import Phase, Thinking
-from inference.chat.job import chat_job
-from inference.chat.options import ChatOptions
-from inference.chat.output_parser import OutputParser
-from inference.generation import Generation, Increment, Job, Usage, find_served
+from engine.contract.reasoning import Phase, Thinking
+from inference.chat.job import ChatOptions, chat_job
+from inference.chat.parsers import OutputParser
+from inference.generation.generation import Generation
+from inference.generation.model_resolution import find_served
+from inference.generation.output import Increment
 from inference.metrics.recorder import recorder
-from inference.openai.schemas import ChatRequest
-from inference.parsing import Part
-from inference.parsing.parts import BEGINNINGS
+from inference.parsers.state_machine import BEGINNINGS, Part
+from inference.request.job import Job, Usage
+from inference.schemas.chat import ChatRequest
 from metering.access import Admission
 from tenants.authentication import Caller
 

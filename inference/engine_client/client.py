@@ -12,33 +12,34 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from engine.contract.adapters import digest_of
 from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
-from engine.contract.protocol import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
-from engine.contract.redis_clients import async_client
-from inference.engine_client.connection import reading_link, short_link
-from inference.engine_client.controls import Controls
+from engine.contract.lora import digest_of
+from engine.contract.messages import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
+from engine.system.redis_client import async_client
+from inference.engine_client.commands import Controls
 from inference.engine_client.failover import Watchman
-from inference.engine_client.fleet import Fleet
-from inference.engine_client.flight import Flight, LostTokens
-from inference.engine_client.inbox import InboxWriter
+from inference.engine_client.fleet import Fleet, NewsReader, choose, prefix_key, successors
+from inference.engine_client.flight import Flight, Known, LostTokens
 from inference.engine_client.journal import Journal
-from inference.engine_client.known import Known
 from inference.engine_client.mailbox import Mailbox
-from inference.engine_client.news import NewsReader
-from inference.engine_client.outbox import OutboxReader
-from inference.engine_client.patience import patience
-from inference.engine_client.queue_bound import Load, QueueBound, check_patience
-from inference.engine_client.routing import choose, prefix_key, successors
+from inference.engine_client.queue_limit import Load, QueueBound, check_patience
+from inference.engine_client.redis_streams import (
+    InboxWriter,
+    OutboxReader,
+    reading_link,
+    short_link,
+)
 from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
+from inference.loop.fair_dispatch import in_turns
 from inference.metrics.flusher import Flusher, flush
+from inference.request.context import patience
 from inference.settings import GatewaySettings, gateway_settings, redis_url
-from inference.turns import in_turns
 
 logger = logging.getLogger(__name__)
 
@@ -449,3 +450,25 @@ def _goes_on(delta: TokenDelta) -> bool:
 
 def _succeeded(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is None
+
+
+# -- The engine client of the running event loop.
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, EngineClient] = WeakKeyDictionary()
+
+
+def get_engine_client() -> EngineClient:
+    """The client of this loop, made at the first call. `await client.start()` before use."""
+    loop = asyncio.get_running_loop()
+    client = _clients.get(loop)
+    if client is None:
+        client = _clients[loop] = EngineClient()
+    return client
+
+
+async def close_engine_client() -> None:
+    """Close this loop's client, if it has one."""
+    client = _clients.pop(asyncio.get_running_loop(), None)
+    if client is not None:
+        await client.close()

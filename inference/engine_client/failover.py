@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineUnavailable, ModelReplaced
-from engine.contract.protocol import HEARTBEAT_INTERVAL_S, ReplicaNews, first_attempt
-from engine.contract.redis_link import refusal_of
-from inference.engine_client.fleet import Replica
+from engine.contract.messages import HEARTBEAT_INTERVAL_S, ReplicaNews
+from engine.contract.redis_keys import first_attempt
+from engine.system.redis_client import refusal_of
+from inference.engine_client.fleet import Replica, successors
 from inference.engine_client.flight import Flight
-from inference.engine_client.routing import successors
-from inference.turns import in_turns
+from inference.loop.fair_dispatch import in_turns
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
-from engine.contract import protocol
-from engine.contract.protocol import Heartbeat, ModelInfo
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat, ModelInfo, ReplicaNews
+from inference.engine_client.flight import Flight
+
+# -- Hearing of replicas' beginnings and ends the moment they happen, instead of at the next look.
+
 
 logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+WAIT_S = 4.0
+
+
+class NewsReader:
+    """Reads the channel of `ReplicaNews` for ever and gives each to `take`.
+
+    What is missed while Redis is away is found by the looks at the heartbeats.
+    """
+
+    def __init__(
+        self, redis: Redis, prefix: str, take: Callable[[ReplicaNews], Awaitable[None]]
+    ) -> None:
+        self._redis, self._take = redis, take
+        self._channel = redis_keys.news_key(prefix)
+
+    async def run(self) -> None:
+        """Listen until cancelled. Redis may come and go."""
+        while True:
+            try:
+                await self._listen()
+            except RedisError as error:
+                logger.debug("No news of replicas: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _listen(self) -> None:
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(self._channel)
+            while True:
+                message = await pubsub.get_message(timeout=WAIT_S)
+                if message is not None:
+                    await self._hand_out(message["data"])
+
+    async def _hand_out(self, data: bytes) -> None:
+        try:
+            news = protocol.decode_news(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            logger.warning("replica events unreadable: %s", error)
+            return
+        await self._take(news)
+
 
 #: A model whose last replica vanished this long ago is still expected back.
 REMEMBER_MODEL_S = 120.0
@@ -79,10 +130,10 @@ class Fleet:
     async def refresh(self) -> None:
         """Read all heartbeats. Raises redis.RedisError; then nothing has changed."""
         ids: set[bytes] = await self._redis.smembers(  # type: ignore[assignment]
-            protocol.replicas_key(self._prefix)
+            redis_keys.replicas_key(self._prefix)
         )
         names = sorted(replica_id.decode() for replica_id in ids)
-        keys = [protocol.replica_key(name, self._prefix) for name in names]
+        keys = [redis_keys.replica_key(name, self._prefix) for name in names]
         values: list[bytes | None] = await self._redis.mget(keys) if keys else []  # type: ignore[assignment]
         self.update(dict(zip(names, values, strict=True)), time.monotonic())
 
@@ -184,3 +235,71 @@ def _rate(known: Replica | None, beat: Heartbeat) -> float:
     if not known.per_second:
         return ended
     return known.per_second + _NEW_RATE * (ended - known.per_second)
+
+
+# -- Choosing a replica: where the prompt's prefix probably is cached, unless that one is busy.
+#
+# Rendezvous hashing gives every gateway the same answer without talking: the prefix's hash ranks
+# the
+# replicas, and the first of them takes the request while it is at most `slack` requests ahead of
+# the idlest one. When a replica joins or leaves, only the prefixes that were its own move.
+
+
+#: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
+PREFIX_TOKENS = 64
+
+
+def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
+    """[16] bytes; equal for prompts that may share their first KV blocks."""
+    digest = hashlib.blake2b(namespace.encode(), digest_size=16)
+    digest.update(array("q", token_ids[:PREFIX_TOKENS]).tobytes())
+    return digest.digest()
+
+
+def choose(
+    replicas: Sequence[Replica], key: bytes, slack: int, adapter: str = ""
+) -> Replica | None:
+    """The replica for a request with this prefix, or None when none is ready.
+
+    `adapter`: digest of what it goes through; replicas that have its weights at hand come first
+    while they aren't busier than the others by more than `slack`.
+    """
+    ready = [replica for replica in replicas if replica.ready]
+    ready = [replica for replica in ready if not replica.silent] or ready
+    ready = [replica for replica in ready if not replica.heartbeat.paused] or ready
+    ready = [replica for replica in ready if not replica.heartbeat.spare] or ready
+    if len(ready) <= 1:
+        return ready[0] if ready else None
+    limit = min(replica.load for replica in ready) + slack
+    affordable = [replica for replica in ready if replica.load <= limit]
+    if adapter:
+        affordable = [each for each in affordable if _holds(each, adapter)] or affordable
+    return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
+
+
+def _holds(replica: Replica, adapter: str) -> bool:
+    """Whether the adapter's weights are in its device's or its host's memory."""
+    states = replica.heartbeat.adapters
+    return any(state.digest == adapter and state.tier != "disk" for state in states)
+
+
+def successors(flight: Flight, replicas: Sequence[Replica]) -> list[Replica]:
+    """Those that may go on with what a flight has.
+
+    Never one with other weights: the text would go on as another model's. Where a ready one makes
+    the very tokens that the last one would have made, only those.
+    """
+    mine = flight.numerics
+    if not flight.began or mine is None:
+        return list(replicas)
+    fit = [
+        replica
+        for replica in replicas
+        if (theirs := replica.heartbeat.numerics) is None or theirs.weights == mine.weights
+    ]
+    same = [replica for replica in fit if replica.ready and replica.heartbeat.numerics == mine]
+    return same or fit
+
+
+def _rank(key: bytes, replica_id: str) -> bytes:
+    return hashlib.blake2b(replica_id.encode(), key=key, digest_size=8).digest()

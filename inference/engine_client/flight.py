@@ -9,16 +9,31 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.contract.numerics import Numerics
-from engine.contract.protocol import (
-    EngineRequest,
-    FlightRecord,
-    Heartbeat,
-    OutboxBatch,
-    TokenDelta,
-)
+from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
+from engine.contract.replica_state import Numerics
 from inference.engine_client.journal import Bits
 from inference.engine_client.mailbox import Mailbox, Piece, piece_of
+
+# -- `Known`: what another gateway had of requests that are handed in here.
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """[prompt][output] tokens, and whether an output is over; `bits`: [prompt], what made them;
+    `epoch`: how often it was taken up.
+
+    Engines know the requests by other ids in each epoch.
+    """
+
+    tokens: Sequence[Sequence[list[int]]]
+    finished: Sequence[Sequence[bool]]
+    bits: Sequence[Bits]
+    epoch: int
+
+    def of(self, number: int) -> tuple[Sequence[list[int]], Sequence[bool], Bits, int]:
+        """Of one prompt."""
+        return self.tokens[number], self.finished[number], self.bits[number], self.epoch
+
 
 #: Of one flight: changes of replica that are remembered.
 MOST_HOPS = 20

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from engine.contract import protocol
-from engine.contract.adapters import AdapterRef
-from engine.contract.numerics import Numerics
-from engine.contract.redis_link import RedisLink
+from engine.contract import redis_keys
+from engine.contract.lora import AdapterRef
+from engine.contract.replica_state import Numerics
+from engine.system.redis_client import RedisLink
 from inference.engine_client.mailbox import Piece
 
 #: A stream can be gone on with for so long after it was last heard of, and after its end.
@@ -111,13 +111,13 @@ class Journal:
 
     def begin(self, stream: str, about: OpenStream) -> None:
         """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
-        name = protocol.stream_key(stream, self._prefix)
+        name = redis_keys.stream_key(stream, self._prefix)
         self._link.send("HSET", name, "open", msgspec.msgpack.encode(about))
         self._link.send("EXPIRE", name, KEEP_S)
 
     def placed(self, stream: str, number: int, bits: Bits) -> None:
         """A replica was given one of the stream's requests."""
-        name = protocol.stream_key(stream, self._prefix)
+        name = redis_keys.stream_key(stream, self._prefix)
         self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
@@ -131,7 +131,7 @@ class Journal:
             if reply.cancelled() or reply.exception() is not None:
                 self._untold.add(stream)
 
-        name = protocol.stream_key(stream, self._prefix)
+        name = redis_keys.stream_key(stream, self._prefix)
         reply = self._link.send("HSET", name, "told", 1)
         reply.add_done_callback(note)
         self._link.send("EXPIRE", name, KEEP_S)
@@ -175,14 +175,14 @@ class Journal:
         keys: list[str] = []
         words: list[bytes | int] = [KEEP_S]
         for stream, outputs in streams:
-            keys += [journal_key(self._prefix, stream), protocol.stream_key(stream, self._prefix)]
+            keys += [journal_key(self._prefix, stream), redis_keys.stream_key(stream, self._prefix)]
             words.append(len(outputs))
             words += map(_encoder.encode, outputs.values())
         return self._link.send("EVAL", _SAVE, len(keys), *keys, *words)
 
     async def settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
         """The stream is over here and will be billed: who goes on with it bills the rest."""
-        name = protocol.stream_key(stream, self._prefix)
+        name = redis_keys.stream_key(stream, self._prefix)
         counts = "prompt", prompt_tokens, "billed", completion_tokens
         replies = [self._link.send("HSET", name, *counts)]
         for kept in (name, journal_key(self._prefix, stream)):

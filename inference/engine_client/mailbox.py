@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.contract.errors import QuireError
-from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
-from inference.fair_turns import wakes
+from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
+from inference.loop.fair_dispatch import wakes
 
 #: Pieces that a consumer takes in one turn of the event loop.
 PIECES_AT_ONCE = 64

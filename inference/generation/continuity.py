@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from inference.engine_client import Piece, get_engine_client
+from inference.engine_client.client import get_engine_client
+from inference.engine_client.flight import Known
 from inference.engine_client.journal import OpenStream
-from inference.engine_client.known import Known
-from inference.generation.job import Job
+from inference.engine_client.mailbox import Piece
 from inference.generation.output import OutputState
-from inference.generation.usage import Usage
-from inference.resuming.position import MAX_OUTPUTS, Position
-from inference.resuming.read_until import holder_of, read_until
-from inference.resuming.takeover import Taken, settle_later, take_over_stream
+from inference.generation.takeover import (
+    Taken,
+    holder_of,
+    read_until,
+    settle_later,
+    take_over_stream,
+)
+from inference.request.job import Job, Usage
+from inference.request.position import MAX_OUTPUTS, Position
 from metering.access import GATEWAY, Admission
 
 

@@ -10,28 +10,22 @@ from http import HTTPStatus
 from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
-from inference.engine_client import Piece, Submission, get_engine_client
+from inference.engine_client.client import get_engine_client
 from inference.engine_client.flight import Flight
-from inference.errors import as_quire_error
-from inference.fair_turns import ends
-from inference.generation.background import spawn
+from inference.engine_client.mailbox import Piece
+from inference.engine_client.submission import Submission
+from inference.errors import as_quire_error, renamed
+from inference.generation.background import KeyWatch, let_go, spawn
 from inference.generation.continuity import Continuity, can_go_on_elsewhere, take_over
-from inference.generation.discarded import is_unbilled_unless_finished
-from inference.generation.field_names import renamed
-from inference.generation.job import Job
-from inference.generation.keeping import keeping
-from inference.generation.key_watch import KeyWatch
-from inference.generation.letting_go import let_go
-from inference.generation.note import Pace, content_of, note_of
 from inference.generation.output import Increment, OutputState
-from inference.generation.usage import Usage
-from inference.metrics import recorder
-from inference.metrics.history import history
-from inference.resuming.position import Position, asked_position
-from inference.resuming.takeover import StreamGone, Taken, request_print
+from inference.generation.record import Pace, content_of, note_of
+from inference.generation.takeover import StreamGone, Taken, request_print
+from inference.loop.fair_dispatch import beside_loop, ends, in_turns
+from inference.metrics.recorder import history, recorder
+from inference.request.context import asked, is_unbilled_unless_finished, keeping
+from inference.request.job import Job, Usage
+from inference.request.position import Position, asked_position
 from inference.tracing import generation_span
-from inference.turns import beside_loop, in_turns
-from inference.web.asked import asked
 from metering.access import (
     Account,
     Admission,
@@ -127,7 +121,7 @@ class Generation:
     @classmethod
     async def start(cls, job: Job) -> Self:
         """Admit and submit a job that `Job.check` has passed, or go on with a stream of another
-        gateway, see `inference.resuming`.
+        gateway, see `inference.request`.
 
         Raises:
             RateLimited: not now. ServiceUnavailable: the limits can't be read.

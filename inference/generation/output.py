@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.contract.protocol import TokenLogprobs
+from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from inference.engine_client import Piece
+from inference.engine_client.mailbox import Piece
 
 #: The engine's reasons that OpenAI's clients don't know -> `finish_reason` and `stop_reason` there.
 _EDGE_REASONS = {
@@ -194,3 +194,24 @@ class OutputState:
         if self._stop is not None:
             text += self._stop.flush()
         return text
+
+
+# -- One output of an answer in one piece, put together from its increments.
+
+
+@dataclass(slots=True)
+class Collected:
+    """All that came of an output so far; the fields are `Increment`'s."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def take(self, increment: Increment) -> None:
+        """Add what is new."""
+        self.text += increment.text
+        self.token_ids += increment.token_ids
+        self.entries += increment.entries
+        self.finish_reason, self.stop_reason = increment.finish_reason, increment.stop_reason

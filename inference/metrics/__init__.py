@@ -5,7 +5,3 @@ A process counts in plain numbers (`recorder`), adds what is new to one hash in 
 itself (`exposition`): the same answer whichever gateway is asked. So one of them is scraped, not
 each.
 """
-
-from inference.metrics.recorder import recorder
-
-__all__ = ["recorder"]

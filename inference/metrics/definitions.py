@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.contract.histograms import (
+from engine.contract.metrics import (
     INTER_TOKEN_LATENCY,
     REQUEST_LATENCY,
     REQUEST_TOKENS,
     SMALL_NUMBERS,
     TIME_TO_FIRST_TOKEN,
 )
+
+# -- Prometheus's buckets from ours.
+
+
+def cumulative(bounds: tuple[float, ...], counts: Sequence[float]) -> list[tuple[str, float]]:
+    """(upper bound, all that is not above it). `counts`: by bucket, one more than bounds."""
+    buckets, total = [], 0.0
+    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
 
 PREFIX = "vllm:"
 TENANT = "tenant"

@@ -2,23 +2,100 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
+import msgspec
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
+from redis.asyncio import Redis
 
-from engine.contract.protocol import Heartbeat
-from inference.metrics.cumulative import cumulative
-from inference.metrics.definitions import FAMILIES, Family
-from inference.metrics.processes import PROCESS, merged
+from engine.contract.messages import Heartbeat
+from inference.metrics.definitions import FAMILIES, Family, cumulative
 from inference.metrics.recorder import split_field
 from inference.metrics.replicas import process_metrics, replica_metrics
+
+# -- What each gateway and worker process says of itself: the process's own families and Django's.
+#
+# `prometheus_client` keeps these in each process. So that a scrape of any gateway shows them all,
+# every process writes its own to Redis now and then, under a key that expires.
+
+
+EVERY_S = 10.0
+#: A process that is silent for so long has ended.
+EXPIRE_S = 45
+PROCESS = "process"
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """One family of one process. `samples`: name, labels, value."""
+
+    name: str
+    help: str
+    kind: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+_decoder = msgspec.msgpack.Decoder(list[Snapshot])
+
+
+def own_families() -> bytes:
+    """This process's, encoded. Reads /proc: a few milliseconds, fit for a thread."""
+    found = []
+    for metric in REGISTRY.collect():
+        samples = [
+            (sample.name, dict(sample.labels), float(sample.value))
+            for sample in metric.samples
+            if not sample.name.endswith("_created")
+        ]
+        if samples:
+            found.append(Snapshot(metric.name, metric.documentation, metric.type, samples))
+    return msgspec.msgpack.encode(found)
+
+
+def _key(prefix: str, process: str) -> str:
+    return f"{prefix}:metrics:process:{process}"
+
+
+def _names_key(prefix: str) -> str:
+    return f"{prefix}:metrics:processes"
+
+
+async def publish(redis: Redis, prefix: str, process: str, families: bytes) -> None:
+    """Write what this process says. Raises redis.RedisError."""
+    now = time.time()
+    pipeline = redis.pipeline(transaction=False)
+    pipeline.set(_key(prefix, process), families, ex=EXPIRE_S)
+    pipeline.zadd(_names_key(prefix), {process: now})
+    pipeline.zremrangebyscore(_names_key(prefix), "-inf", now - EXPIRE_S)
+    await pipeline.execute()
+
+
+async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
+    """What all live processes have written, by process. Raises redis.RedisError."""
+    found: Any = await redis.zrange(_names_key(prefix), 0, -1)
+    names = [name.decode() for name in found]
+    if not names:
+        return {}
+    values: Any = await redis.mget([_key(prefix, name) for name in names])
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+
+def merged(families: Iterable[tuple[str, bytes]]) -> Iterator[Metric]:
+    """Each family once, with the samples of all processes, told apart by the label `process`."""
+    found: dict[str, Metric] = {}
+    for process, encoded in families:
+        for family in _decoder.decode(encoded):
+            metric = found.get(family.name)
+            if metric is None:
+                metric = found[family.name] = Metric(family.name, family.help, family.kind)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, {PROCESS: process, **labels}, value)
+    yield from found.values()
+
 
 Parts = dict[tuple[str, ...], dict[str, float]]
 
@@ -45,14 +122,14 @@ def exposition(
 class _Ready(Collector):
     """Metrics that are there already."""
 
-    def __init__(self, metrics: list[Metric]) -> None:
+    def __init__(self, metrics: list[PrometheusMetric]) -> None:
         self._metrics = metrics
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[PrometheusMetric]:
         return self._metrics
 
 
-def _stored(stored: Mapping[str, float]) -> Iterator[Metric]:
+def _stored(stored: Mapping[str, float]) -> Iterator[PrometheusMetric]:
     """Every family of the gateways, with series or without."""
     series: dict[str, Parts] = {name: {} for name in FAMILIES}
     for field, amount in stored.items():
@@ -64,7 +141,7 @@ def _stored(stored: Mapping[str, float]) -> Iterator[Metric]:
         yield _family(name, family, series[name])
 
 
-def _family(name: str, family: Family, series: Parts) -> Metric:
+def _family(name: str, family: Family, series: Parts) -> PrometheusMetric:
     if family.kind == "counter":
         counter = CounterMetricFamily(name, family.help, labels=family.labels)
         for labels, parts in series.items():
@@ -82,11 +159,11 @@ def _family(name: str, family: Family, series: Parts) -> Metric:
     return histogram
 
 
-def _processes(beats: list[Heartbeat], written: Mapping[str, bytes]) -> Iterator[Metric]:
+def _processes(beats: list[Heartbeat], written: Mapping[str, bytes]) -> Iterator[PrometheusMetric]:
     """Gateways', workers' and replicas' processes, each family once."""
     found = {metric.name: metric for metric in merged(written.items())}
     for process, own in process_metrics(beats):
-        metric = found.setdefault(own.name, Metric(own.name, own.documentation, own.type))
+        metric = found.setdefault(own.name, PrometheusMetric(own.name, own.documentation, own.type))
         for sample in own.samples:
             metric.add_sample(sample.name, {PROCESS: process, **sample.labels}, sample.value)
     yield from found.values()

@@ -7,28 +7,31 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 
-from engine.contract.protocol import SLEEP_LEVELS, SLEEP_TAGS
-from inference.anthropic import schemas as anthropic_schemas
-from inference.anthropic import views as anthropic
-from inference.batches import views as batches
-from inference.batches.schemas import BatchRequest
-from inference.extras import operations as operator
-from inference.extras import sleep, tokenize
-from inference.files import views as files
-from inference.health import HealthView, PingView
-from inference.openai import chat_stored as stored
-from inference.openai.chat_batch import ChatBatchView
-from inference.openai.completions import CompletionsView
-from inference.openai.models import ModelsView, ModelView
-from inference.openai.schemas import ChatBatchRequest, ChatRequest, CompletionRequest
-from inference.openapi import answers, kept_views, operator_views, service_answers, token_views
-from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
-from inference.ops import MetricsView, VersionView
-from inference.organization import views as organization
-from inference.pooling import schemas as pooled
-from inference.pooling import views as pooling
-from inference.responses import views as responses
-from inference.responses.schemas import ResponsesRequest
+from engine.contract.messages import SLEEP_LEVELS, SLEEP_TAGS
+from inference.api import chat as stored
+from inference.api import files as files
+from inference.api import operator as operator
+from inference.api import operator as sleep
+from inference.api import organization as organization
+from inference.api import tokenization as tokenize
+from inference.api.anthropic import schemas as anthropic_schemas
+from inference.api.anthropic import views as anthropic
+from inference.api.batches import views as batches
+from inference.api.chat import ChatBatchView
+from inference.api.completions import CompletionsView
+from inference.api.health import HealthView, MetricsView, PingView, VersionView
+from inference.api.models import ModelsView, ModelView
+from inference.api.pooling import schemas as pooled
+from inference.api.pooling import views as pooling
+from inference.api.responses import views as responses
+from inference.api.responses.schemas import ResponsesRequest
+from inference.openapi import kept_views, operator_views, token_views
+from inference.openapi.document import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
+from inference.schemas import objects as answers
+from inference.schemas import objects as service_answers
+from inference.schemas.base import BatchRequest
+from inference.schemas.chat import ChatBatchRequest, ChatRequest
+from inference.schemas.completions import CompletionRequest
 
 FOUND = (*READ, 404)
 MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Limit to this model's replicas.")

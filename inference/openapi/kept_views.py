@@ -7,14 +7,15 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from inference.anthropic import batches
-from inference.anthropic.batch_body import BatchOfMessages
-from inference.conversations import schemas as conversation_schemas
-from inference.conversations import views as conversations
-from inference.openapi import answers, kept_answers
-from inference.openapi.operations import KEY, PAGE, READ, operation
-from inference.responses.compact import CompactRequest, CompactView
-from inference.uploads import views as uploads
+from inference.api import conversations as conversation_schemas
+from inference.api import conversations as conversations
+from inference.api import uploads as uploads
+from inference.api.anthropic import batches
+from inference.api.anthropic.batches import BatchOfMessages
+from inference.api.responses.compact import CompactRequest, CompactView
+from inference.openapi.document import KEY, PAGE, READ, operation
+from inference.schemas import objects as answers
+from inference.schemas import objects as kept_answers
 
 FOUND = (*READ, 404)
 PART: dict[str, Any] = {

@@ -7,10 +7,13 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
-from engine.contract.protocol import PAUSE_MODES
-from inference.extras import adapters, operations, pause, rpc
-from inference.openapi import service_answers
-from inference.openapi.operations import READ, WRITE, operation
+from engine.contract.messages import PAUSE_MODES
+from inference.api import operator as operations
+from inference.api import operator as pause
+from inference.api import operator as rpc
+from inference.api import vllm_compat as adapters
+from inference.openapi.document import READ, WRITE, operation
+from inference.schemas import objects as service_answers
 
 FOUND = (*READ, 404)
 MODEL = OpenApiParameter("model", str, description="Limit to this model's replicas.")

@@ -6,16 +6,16 @@ from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
 
-from inference.anthropic.schemas import MessagesRequest
-from inference.extras import generate
-from inference.openai.schemas import ChatRequest, CompletionRequest
-from inference.openapi import answers
-from inference.openapi.operations import KEY, operation
-from inference.pooling import moderations
-from inference.responses.schemas import ResponsesRequest
-from inference.tokens import render
-from inference.tokens.schemas import TokensRequest
-from inference.tokens.views import TokensView
+from inference.api import tokenization as render
+from inference.api import vllm_compat as generate
+from inference.api.anthropic.schemas import MessagesRequest
+from inference.api.pooling import views as moderations
+from inference.api.responses.schemas import ResponsesRequest
+from inference.api.tokens import TokensRequest, TokensView
+from inference.openapi.document import KEY, operation
+from inference.schemas import objects as answers
+from inference.schemas.chat import ChatRequest
+from inference.schemas.completions import CompletionRequest
 
 VIEWS: dict[Any, dict[str, Any]] = {
     TokensView: {

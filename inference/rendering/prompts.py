@@ -2,17 +2,103 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.contract.protocol import ModelInfo
+from engine.contract.messages import ModelInfo, untracked
 from engine.contract.sampling_params import check_context
-from engine.contract.token_lists import untracked
 from engine.text import Tokenizer, render_chat
+from engine.text.chat_template import render_chat_text
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
-from inference.rendering.pool import beside, render_pool
+from inference.errors import UnsupportedField
+from inference.loop.offload import beside, render_pool
+from inference.parsers.custom_tools import as_function_call
+from inference.schemas.chat import TEXT_PARTS
 from inference.settings import gateway_settings
+
+# -- Chat messages as a model's template understands them.
+
+
+Message = dict[str, Any]
+_SYSTEM = ("system", "developer")
+#: A conversation with a system message in its middle, which some templates refuse.
+_PROBE = [{"role": role, "content": "x"} for role in ("system", "user", "system", "user")]
+
+
+def template_messages(messages: Sequence[Message], template: str) -> list[Message]:
+    """The client's (checked) messages, adapted to what the template can read.
+
+    OpenAI's newer role "developer" is "system" to templates that don't know it; its oldest way to
+    call, `function_call` and the role "function", becomes today's. A call's arguments are JSON text
+    in OpenAI's format; templates want the object, unless they test for text.
+    """
+    knows_developer = "developer" in template
+    takes_text = "is string" in template
+    return [_adapt(message, knows_developer, takes_text) for message in messages]
+
+
+def _adapt(message: Message, knows_developer: bool, takes_text: bool) -> Message:
+    changes: Message = {}
+    if message["role"] == "developer" and not knows_developer:
+        changes["role"] = "system"
+    if message["role"] == "function":
+        changes |= {"role": "tool", "tool_call_id": message["name"]}
+    calls = message.get("tool_calls") or _as_tool_calls(message)
+    calls = [as_function_call(call) if call.get("type") == "custom" else call for call in calls]
+    if calls:
+        changes["tool_calls"] = calls if takes_text else [_with_object(call) for call in calls]
+    content = message.get("content")
+    if content is None and not calls:
+        changes["content"] = ""
+    elif isinstance(content, list):
+        changes["content"] = [_text_part(part) for part in content]
+    return {**message, **changes} if changes else message
+
+
+def _as_tool_calls(message: Message) -> list[Message]:
+    function = message.get("function_call")
+    if function is None or message["role"] != "assistant":
+        return []
+    return [{"id": function["name"], "type": "function", "function": function}]
+
+
+def _text_part(part: str | Message) -> str | Message:
+    """A part under the one name that templates know."""
+    if isinstance(part, str) or part["type"] == "text":
+        return part
+    return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
+
+
+def _with_object(call: Message) -> Message:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call  # what a model once wrote wrongly is shown to it as it was
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def system_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
+    """The same with all system messages in one at the front, for templates that want it so."""
+    late = any(message["role"] in _SYSTEM for message in messages[1:])
+    if not late or _takes_late_system(tokenizer):
+        return list(messages)
+    told = [message["content"] for message in messages if message["role"] in _SYSTEM]
+    others = [message for message in messages if message["role"] not in _SYSTEM]
+    return [{"role": "system", "content": "\n\n".join(told)}, *others]
+
+
+@lru_cache(maxsize=16)
+def _takes_late_system(tokenizer: Tokenizer) -> bool:
+    try:
+        render_chat_text(tokenizer, _PROBE)
+    except InvalidRequest:
+        return False
+    return True
+
 
 #: No vocabulary has longer pieces in characters: a longer text than this many a token of context
 #: can't fit, and isn't tokenised at all.
@@ -134,3 +220,61 @@ def _chars(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_chars, value))
     return _EACH
+
+
+# -- Filling in the middle: what stands before and behind a gap as one prompt, in a model's own
+# form.
+#
+# Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv 2207.14255):
+# prefix, suffix, and then the middle, which the model writes.
+
+
+#: The tokens before the prefix, the suffix and the middle. A vocabulary that has all three of a
+#: form belongs to a model that was trained with it.
+FORMS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+)
+
+
+def infill_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """The three tokens. Raises `UnsupportedField` for a model without any."""
+    ids = {text: token for token, text in tokenizer.added_tokens.items()}
+    for form in FORMS:
+        if all(text in ids for text in form):
+            prefix, suffix, middle = (ids[text] for text in form)
+            return prefix, suffix, middle
+    raise UnsupportedField(
+        "This model has no tokens for filling in the middle: 'suffix' is not supported.",
+        param="suffix",
+    )
+
+
+async def infill_token_ids(
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    prefixes: Sequence[str],
+    suffix: str,
+    *,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Token ids of each prefix with the suffix. Control tokens in them stay text.
+
+    Raises:
+        InvalidRequest: the model can't, an empty prefix, one too long to fit in any case.
+    """
+    before, between, after = infill_tokens(tokenizer)
+    for prefix in prefixes:
+        if not prefix:
+            raise InvalidRequest("prompt must not be empty.", param="prompt")
+        refuse_endless(len(prefix) + len(suffix), model, "prompt")
+
+    def encode_all() -> list[list[int]]:
+        start = tokenizer.encode("", add_special_tokens=add_special_tokens)
+        end = [between, *tokenizer.encode_plain(suffix, inside=True), after]
+        return [[*start, before, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes]
+
+    return await render_pool().run(sum(map(len, prefixes)) + len(suffix), encode_all)

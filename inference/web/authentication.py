@@ -2,17 +2,97 @@
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
+import logging
+import time
 from typing import TYPE_CHECKING
 
+from redis.exceptions import RedisError
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 
-from inference.web.guesses import Guesses
+from engine.contract.errors import QuireError
+from inference.settings import gateway_settings
+from metering.access import RateLimited
+from metering.redis_scripts import key, redis_link
+from tenants import api_keys as scopes
 from tenants.audit import acting_from
 from tenants.authentication import Caller, authenticate
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+
+
+# -- A bound on guessing keys: wrong ones by address, counted before the database is asked.
+
+
+logger = logging.getLogger(__name__)
+
+#: Unknown keys that an address may try in a window.
+MOST, WINDOW_S = 50, 60
+#: Counted here while Redis is away; the oldest go beyond it.
+MOST_ADDRESSES = 10_000
+_local: dict[str, tuple[float, int]] = {}
+
+
+class Guesses:
+    """The wrong keys that came from one address. All gateways count together, in Redis."""
+
+    def __init__(self, address: str) -> None:
+        self._origin = origin_of(address)
+
+    async def check(self) -> None:
+        """Raise `RateLimited` (429) when the address has tried too many."""
+        name = self._name()
+        try:
+            found = await redis_link().execute("GET", name)
+            count = int(found or 0)
+        except (RedisError, OSError) as error:
+            logger.debug("guesses are counted in this process alone: %s", error)
+            count = self._local_count()
+        if count >= MOST:
+            raise RateLimited(
+                "Too many wrong API keys came from your address. Try again in a minute.",
+                retry_after=WINDOW_S - time.time() % WINDOW_S,
+            )
+
+    async def count(self) -> None:
+        """One more."""
+        name = self._name()
+        self._count_locally()
+        try:
+            await redis_link().execute("INCR", name)
+            await redis_link().execute("EXPIRE", name, WINDOW_S * 2)
+        except (RedisError, OSError) as error:
+            logger.debug("a guess was counted in this process alone: %s", error)
+
+    def _name(self) -> str:
+        return key(f"guesses:{int(time.time() // WINDOW_S)}:{self._origin}")
+
+    def _local_count(self) -> int:
+        window, count = _local.get(self._origin, (0.0, 0))
+        return count if window == time.time() // WINDOW_S else 0
+
+    def _count_locally(self) -> None:
+        count = self._local_count() + 1
+        _local.pop(self._origin, None)
+        _local[self._origin] = (time.time() // WINDOW_S, count)
+        while len(_local) > MOST_ADDRESSES:
+            del _local[next(iter(_local))]
+
+
+def origin_of(address: str) -> str:
+    """An IPv4 address, or the network of 64 bits that an IPv6 one can change within."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:  # a Unix socket has none
+        return "unknown"
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
 
 
 class ApiKeyAuthentication(BaseAuthentication):
@@ -43,3 +123,53 @@ class HasScope(BasePermission):
         """Raise `PermissionDenied` (403) when the scope is missing."""
         if scope:
             caller.require(scope)
+
+
+# -- Who may see how the installation does: operators, and what a setting names.
+
+
+BEARER = "bearer "
+
+
+async def require_insider(request: HttpRequest) -> None:
+    """Let an operator's key, the metrics token or a named address pass.
+
+    Loopback is no named address by itself: a proxy's requests come from there, whoever sent them.
+
+    Raises: `AuthenticationFailed` (401) without a key, `PermissionDenied` (403) for a tenant's.
+    """
+    if _named_address(request) or _metrics_token(request):
+        return
+    caller, _ = await ApiKeyAuthentication().authenticate(request)
+    caller.require(scopes.OPERATOR)
+
+
+async def is_insider(request: HttpRequest) -> bool:
+    """The same, for what others may see a part of."""
+    try:
+        await require_insider(request)
+    except QuireError:
+        return False
+    return True
+
+
+def _named_address(request: HttpRequest) -> bool:
+    networks = gateway_settings().metrics_addresses
+    if not networks:
+        return False
+    try:
+        address = ipaddress.ip_address(request.META.get("REMOTE_ADDR") or "")
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in ipaddress.ip_network(network) for network in networks)
+
+
+def _metrics_token(request: HttpRequest) -> bool:
+    token = gateway_settings().metrics_token
+    header = request.META.get("HTTP_AUTHORIZATION") or ""
+    if not token or header[: len(BEARER)].lower() != BEARER:
+        return False
+    given = header[len(BEARER) :].strip()
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())

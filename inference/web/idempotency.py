@@ -22,14 +22,14 @@ from django.http.response import HttpResponseBase
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
-from inference.generation.keeping import Keeping, keeping
+from inference.request.context import Keeping, keeping
 from inference.settings import gateway_settings
-from inference.web.streaming import EventStreamResponse
+from inference.web.responses import EventStreamResponse
 from metering.access import ANSWERED_S, answered_key
-from tenants.errors import Conflict
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 KEEP_S = 24 * 3600

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from inference.rendering.fair_threads import FairThreads
+from common.db import with_time_limit
+from inference.loop.offload import FairThreads
 from tenants.authentication import Caller
-from tenants.db_threads import with_time_limit
 
 P = ParamSpec("P")
 T = TypeVar("T")

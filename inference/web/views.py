@@ -8,6 +8,7 @@ classes, awaited in place. `docs/gateway.md` has the measurements behind this.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
@@ -15,33 +16,98 @@ from typing import Any, ClassVar, cast
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import Resolver404, resolve
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
-from inference.engine_client.patience import note_patience
+from common.db import in_file_thread
+from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
-from inference.rendering.pool import beside, large_work, rendering_for
-from inference.resuming.position import ask_from
+from inference.loop.offload import beside, large_work, rendering_for
+from inference.request.context import (
+    Asked,
+    asked,
+    clean_request_id,
+    endpoint_of,
+    note_body,
+    note_patience,
+    note_refusal,
+)
+from inference.request.position import ask_from
 from inference.settings import gateway_settings
-from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
 from inference.web.authentication import ApiKeyAuthentication, HasScope
-from inference.web.body import BODY
-from inference.web.exchange import ARRIVED, ERROR, KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
-from inference.web.negotiation import (
+from inference.web.responses import (
     JSON_ONLY,
     check_accept,
     check_content_encoding,
     check_content_type,
 )
-from inference.web.request_ids import clean_request_id
 from inference.web.throttling import KeyRateThrottle
-from inference.web.unknown_path import unknown_path
-from tenants import scopes
+from tenants import api_keys as scopes
 from tenants.authentication import Caller
-from tenants.db_threads import in_file_thread
+
+# -- Paths that lead nowhere: what to tell, with the path that was likely meant.
+
+
+URLCONF = "inference.urls"
+ROOT = "/v1"
+
+
+def unknown_path(path: str) -> NotFound:
+    """The error for a path that isn't there. It names the same path below /v1, if that is."""
+    message = f"Unknown path: {path[:200]}."
+    if path.startswith(f"{ROOT}{ROOT}/"):
+        meant = path[len(ROOT) :]
+    else:
+        meant = ROOT + path
+    if _is_there(meant):
+        message += f" Did you mean {meant[:200]}?"
+    elif not path.startswith(f"{ROOT}/"):
+        message += " The API is below /v1, and /openapi.json lists all of it."
+    return NotFound(message, code="unknown_url")
+
+
+def _is_there(path: str) -> bool:
+    """Whether an endpoint has this very path, and not just any."""
+    try:
+        view: Any = resolve(path, URLCONF).func
+    except Resolver404:
+        return False
+    return not getattr(view.cls, "leads_nowhere", False)
+
+
+# -- What views.py takes from inference.edge.body.
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Check = Callable[[], Awaitable[None]]
+
+#: Paths whose POST carries a file, or what becomes one: they have a larger limit, for callers who
+#: are known.
+UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
+#: Where in the scope such a body is, for views that read it themselves.
+BODY = "quire.body"
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+# -- What views.py takes from inference.edge.request_log.
+
+
+#: Where in the scope views leave what they learn of a request.
+HANDLER, RECEIVED = "quire.handler", "quire.received"
+#: When (`time.perf_counter`) a request was there whole, before it waited for its turn.
+ARRIVED = "quire.arrived"
+TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
+#: By which a request is told apart that was refused before a view gave it its id.
+REQUEST_ID = "quire.request_id"
+
 
 #: What a report, a search or a list counts as.
 LIST_COST = 10
@@ -69,8 +135,9 @@ class GatewayView(APIView):
         generates: its POST asks a model, and counts where that is admitted (`metering.admit`). All
             else counts as `call_cost` of the calls that its key may make in a minute.
         comes_into_queue: what is asked waits for a model, and is refused where too much does.
-        refused_early: its body says which model and how urgent, as `inference.web.early` reads it.
-        reads_body_itself: from the file that `inference.web.body.BODY` is.
+        refused_early: its body says which model and how urgent, as `inference.edge.load_shedding`
+        reads it.
+        reads_body_itself: from the file that `inference.web.views.BODY` is.
     """
 
     authentication_classes = (ApiKeyAuthentication,)

@@ -1,14 +1,16 @@
 """Which implementation of attention runs: a registry of backends that say what they can do."""
 
-from kernels.attention.args import AttentionArgs, BlockSparse
-from kernels.attention.backend import AttentionBackend, AttentionNeed, GraphSupport
 from kernels.attention.registry import (
     BACKENDS,
+    AttentionBackend,
+    AttentionNeed,
+    GraphSupport,
     NoAttentionBackend,
     get_backend,
     register_backend,
     select_backend,
 )
+from kernels.attention_args import AttentionArgs, BlockSparse
 
 __all__ = [
     "BACKENDS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
-from kernels.attention.pages import gather
+from kernels.attention.gathered_kv import gather
+from kernels.attention_args import AttentionArgs
 
 
 @functools.cache

@@ -2,11 +2,166 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
+import importlib.util
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from kernels.attention.backend import AttentionBackend, AttentionNeed, Forward, GraphSupport
+from torch import Tensor
+
+from kernels.attention_args import AttentionArgs, LatentArgs
+
+# -- What a backend states of itself, and what a model asks of one.
+
+
+Forward = Callable[[AttentionArgs], Tensor]
+"""`KernelSet.paged_attention`."""
+LatentForward = Callable[[LatentArgs], Tensor]
+"""`KernelSet.latent_attention`."""
+LITTLE_SHARED = frozenset({86, 89, 120, 121})
+"""Compute capabilities, times ten, whose programs have no more than 100 KB of shared memory."""
+
+
+class GraphSupport(enum.IntEnum):
+    """In which batches a backend can be captured in a CUDA graph; the more, the higher."""
+
+    NEVER = 0
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNeed:
+    """What a model and its settings ask of attention.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        capability: compute capability times ten; None on a CPU.
+        dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
+            "int8" of the cache.
+        latent: of a latent that is the value of all heads, which has so many of `head_size` values;
+            0: heads have keys and values.
+        attention_type: "decoder", "encoder" or "encoder-decoder".
+        window, soft_cap, alibi, sinks, sparse: whether some layer has them.
+    """
+
+    device: str
+    capability: int | None = None
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    block_size: int = 16
+    head_size: int = 128
+    latent: int = 0
+    attention_type: str = "decoder"
+    window: bool = False
+    soft_cap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """One implementation of paged attention, and its limits.
+
+    Attributes:
+        devices: "cpu", "cuda".
+        capability: lowest and highest compute capability times ten; (0, 999): any.
+        kv_dtypes: as of `AttentionNeed`; "auto" is the activations' own.
+        block_sizes: allowed ones; () with `block_multiple` otherwise.
+        head_sizes: allowed ones; (): any up to `most_head_size`.
+        latents: the most values of a latent (half as many in float32, with little shared memory),
+            and of what is rotated beside it; (): it attends over latents as over heads of so many
+            keys and values.
+        package: what must be installed; "": nothing more than torch.
+        gpu_package: the same on a GPU alone.
+        load, load_latents: give the functions, importing what they need.
+    """
+
+    name: str
+    about: str
+    devices: tuple[str, ...]
+    load: Callable[[], Forward]
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32")
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    block_sizes: tuple[int, ...] = ()
+    block_multiple: int = 1
+    head_sizes: tuple[int, ...] = ()
+    most_head_size: int = 1 << 16
+    latents: tuple[int, ...] = ()
+    window: bool = True
+    soft_cap: bool = True
+    alibi: bool = True
+    sinks: bool = True
+    sparse: bool = False
+    attention_types: tuple[str, ...] = ("decoder",)
+    capability: tuple[int, int] = (0, 999)
+    graphs: GraphSupport = GraphSupport.NEVER
+    package: str = ""
+    gpu_package: str = ""
+    load_latents: Callable[[], LatentForward] | None = None
+
+    def refusals(self, need: AttentionNeed) -> list[str]:
+        """Why this backend can't do it; empty when it can."""
+        found = [
+            f"{what} not supported"
+            for what, good in (
+                (f"device {need.device}", need.device in self.devices),
+                (f"dtype {need.dtype}", need.dtype in self.dtypes),
+                (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
+                (f"block size {need.block_size}", self._takes_block(need.block_size)),
+                (_head(need), self._takes_head(need)),
+                (f"attention type {need.attention_type}", self._takes_type(need)),
+                ("sliding window", self.window or not need.window),
+                ("soft cap of the scores", self.soft_cap or not need.soft_cap),
+                ("ALiBi", self.alibi or not need.alibi),
+                ("sinks", self.sinks or not need.sinks),
+                ("block-sparse attention", self.sparse or not need.sparse),
+            )
+            if not good
+        ]  # fmt: skip
+        if need.capability is not None:
+            low, high = self.capability
+            if not low <= need.capability <= high:
+                found.append(f"compute capability {need.capability / 10} not supported")
+        on_gpu = self.gpu_package if need.device == "cuda" else ""
+        for package in filter(None, (self.package, on_gpu)):
+            if importlib.util.find_spec(package) is None:
+                found.append(f"{package} is not installed")
+        return found
+
+    def _takes_cache(self, need: AttentionNeed) -> bool:
+        return need.kv_dtype in self.kv_dtypes or (
+            "auto" in self.kv_dtypes and need.kv_dtype == need.dtype
+        )
+
+    def _takes_type(self, need: AttentionNeed) -> bool:
+        return need.attention_type in self.attention_types
+
+    def _takes_block(self, size: int) -> bool:
+        if self.block_sizes:
+            return size in self.block_sizes
+        return size % self.block_multiple == 0
+
+    def _takes_head(self, need: AttentionNeed) -> bool:
+        size, latent = need.head_size, need.latent
+        if latent and self.latents:
+            most, beside = self.latents
+            if need.dtype == "fp32" and need.capability in LITTLE_SHARED:
+                most //= 2
+            return latent <= most and size - latent <= beside
+        return size in self.head_sizes if self.head_sizes else size <= self.most_head_size
+
+
+def _head(need: AttentionNeed) -> str:
+    if need.latent:
+        return f"a latent of {need.latent} values and {need.head_size - need.latent} beside it"
+    return f"head size {need.head_size}"
+
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +224,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             name="FLASHINFER",
             about="FlashInfer",
             devices=("cuda",),
-            load=lambda: _from("kernels.attention.infer"),
+            load=lambda: _from("kernels.attention.flashinfer"),
             dtypes=("fp16", "bf16"),
             block_sizes=(16, 32, 64),
             head_sizes=(64, 128, 256),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
-from kernels.attention.pages import gather, refuse
+from kernels.attention.gathered_kv import gather, refuse
+from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:

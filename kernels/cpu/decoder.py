@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from kernels.ablations import is_on
-from kernels.cpu import structs as c
-from kernels.cpu.checks import address, check_dense
-from kernels.cpu.experts import CpuExperts, activation_of, handle_of, sizes_of
-from kernels.cpu.library import CACHE_DTYPES, Library, check
+from kernels.compiled_decoder import CompiledStep, StepEnds, StepTables
+from kernels.cpu import abi as c
+from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
 from kernels.cpu.lora import CpuLoraTable, LoraGroups
+from kernels.cpu.memory import num_threads
+from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
 from kernels.cpu.step import CpuStep, layer_numbers
-from kernels.cpu.threads import num_threads
 from kernels.interface import (
     ActivationSpec,
     CompiledDecoder,
@@ -27,7 +27,6 @@ from kernels.interface import (
     NormWeights,
 )
 from kernels.lora import LayerLoras, LoraTable, TableUse
-from kernels.steps import CompiledStep, StepEnds, StepTables
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
 

@@ -12,11 +12,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
-from kernels.codes import Codes, Coding
-from kernels.cpu import structs as c
-from kernels.cpu.checks import (
+from kernels.attention_args import AttentionArgs
+from kernels.cpu import abi as c
+from kernels.cpu.decoder import CpuDecoder
+from kernels.cpu.library import (
+    CACHE_DTYPES,
+    DTYPES,
+    Library,
     address,
+    check,
     check_caches,
     check_logits,
     check_norms,
@@ -28,10 +32,6 @@ from kernels.cpu.checks import (
     per_head,
     token_stride,
 )
-from kernels.cpu.decoder import CpuDecoder
-from kernels.cpu.experts import CpuExperts
-from kernels.cpu.heads import CpuHeadLinears
-from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import (
     CODINGS,
     integer_linear,
@@ -40,11 +40,10 @@ from kernels.cpu.linear import (
     streamed_integer_linear,
     streamed_linear,
 )
-from kernels.cpu.lora import CpuLora, add_lora
-from kernels.cpu.lora_template import CpuLoraTemplate
-from kernels.cpu.memory import lazy_zeros
-from kernels.cpu.states import causal_conv, linear_scan
-from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
+from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
+from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
+from kernels.cpu.moe import CpuExperts, CpuHeadLinears
+from kernels.cpu.ssm import causal_conv, linear_scan
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayerWeights,
@@ -58,7 +57,8 @@ from kernels.interface import (
     ScanWeights,
     StateRows,
 )
-from kernels.logits import TopLogprobs
+from kernels.linear_factory import Codes, Coding
+from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraTemplate, LoraUse, LoraWeights, PackedLora, PlannedLora
 
 GELU = {"none": 1, "tanh": 2}

@@ -9,14 +9,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kernels.codes import CodeKind, Codes, Coding, check_codes, check_coding, check_order
-from kernels.cpu.checks import address
-from kernels.cpu.library import DTYPES, Library, check
-from kernels.cpu.threads import num_threads
+from kernels.cpu.library import DTYPES, Library, address, check
+from kernels.cpu.memory import num_threads
 from kernels.interface import Integers, LinearLayer
-from kernels.quantization import (
+from kernels.linear_factory import (
+    CodeKind,
+    Codes,
+    Coding,
+    check_codes,
+    check_coding,
     check_integer_groups,
     check_integers,
+    check_order,
     check_piece,
     group_of,
     group_size_for,

@@ -13,7 +13,7 @@ import torch
 
 from kernels.cpu.memory import lazy_zeros
 from kernels.interface import KernelSet
-from kernels.reference import activation, attention, norm, rope, sampling
+from kernels.reference import attention, elementwise, sampling
 from kernels.reference.linear import ReferenceLinear, integer_linear
 
 
@@ -62,12 +62,12 @@ class ReferenceKernels(KernelSet):
         layer = integer_linear(values, scales, minima, bias, bits=bits, zeros=zeros)
         return self.PackedLinear(layer.weight, layer.bias)
 
-    rms_norm = staticmethod(norm.rms_norm)
-    fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
-    rope_and_cache = staticmethod(rope.rope_and_cache)
+    rms_norm = staticmethod(elementwise.rms_norm)
+    fused_add_rms_norm = staticmethod(elementwise.fused_add_rms_norm)
+    rope_and_cache = staticmethod(elementwise.rope_and_cache)
     paged_attention = staticmethod(attention.paged_attention)
     latent_attention = staticmethod(attention.latent_attention)
-    silu_and_mul = staticmethod(activation.silu_and_mul)
-    gelu_and_mul = staticmethod(activation.gelu_and_mul)
+    silu_and_mul = staticmethod(elementwise.silu_and_mul)
+    gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
     argmax = staticmethod(sampling.argmax)
     sample = staticmethod(sampling.sample)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, LatentArgs
-from kernels.reference.norm import wide
+from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.reference.elementwise import wide
 
 QUERIES_AT_ONCE = 256
 """Queries of one sequence scored together: bounds the score matrix of a long prompt."""

@@ -6,8 +6,64 @@ import torch
 from torch import Tensor
 
 from kernels.interface import LinearLayer
-from kernels.quantization import check_whole, group_size_for
-from kernels.reference.quantization import dequantize, quantize
+from kernels.linear_factory import check_whole, group_size_for
+
+# -- Rounding of weights to int8 and int4 grids in plain torch.
+
+
+def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Tensor]:
+    """weight [N, K] -> integers int8 [N, groups * group] and scales float32 [N, groups].
+
+    int8: [-127, 127], the largest magnitude of a group on 127. int4: [0, 15] with 8 for zero; the
+    value of largest magnitude goes to -8 or a little beside it, wherever the squared error of the
+    group is least. Rows are padded with zeros to whole groups.
+    """
+    rows, width = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -width % group))
+    grouped = padded.view(rows, -1, group)
+    if quantization == "int8":
+        scales = as_stored(grouped.abs().amax(-1) / 127)
+        return levels(grouped, scales, -127, 127).flatten(1), scales
+    at = grouped.abs().argmax(-1, keepdim=True)
+    top = grouped.gather(-1, at).squeeze(-1)
+    tried = torch.stack([as_stored(top / (-8 + 0.1 * step)) for step in range(-4, 11)])
+    errors = torch.stack([_error(grouped, scales) for scales in tried])
+    scales = tried.gather(0, errors.argmin(0, keepdim=True)).squeeze(0)
+    return levels(grouped, scales, -8, 7).flatten(1) + 8, scales
+
+
+def as_stored(scales: Tensor) -> Tensor:
+    """Rounded to float16, as they are kept."""
+    return scales.half().float()
+
+
+def levels(grouped: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
+    """The nearest integers of grouped [N, groups, group] on the grids of its scales."""
+    inverse = torch.where(scales != 0, 1 / scales, 0.0)
+    return (grouped * inverse[..., None]).round().clamp(low, high).to(torch.int8)
+
+
+def _error(grouped: Tensor, scales: Tensor) -> Tensor:
+    rounded = levels(grouped, scales, -8, 7) * scales[..., None]
+    return (rounded - grouped).square().sum(-1)
+
+
+def dequantize(
+    values: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    bits: int,
+    zeros: Tensor | None = None,
+) -> Tensor:
+    """The float32 weights [N, K] that integers stand for; see `KernelSet.IntegerLinear`."""
+    rows, groups = scales.shape
+    grouped = values.view(rows, groups, -1).float()
+    kept = as_stored(scales.float())[..., None]
+    if minima is not None:
+        return (grouped * kept - as_stored(minima.float())[..., None]).flatten(1)
+    if zeros is not None:
+        return ((grouped - zeros.float()[..., None]) * kept).flatten(1)
+    return ((grouped - (0 if bits == 8 else 8)) * kept).flatten(1)
 
 
 class ReferenceLinear(LinearLayer):

@@ -8,20 +8,26 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from kernels.codes import Codes, Coding, check_codes, check_coding, check_order
 from kernels.errors import KernelsUnavailable
-from kernels.heads import HeadLinears
 from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
-from kernels.lora_slots import LoraSlots, Place
-from kernels.quantization import check_whole, group_size_for, stacked
-from kernels.triton.activation import gelu_and_mul, silu_and_mul
+from kernels.layers import HeadLinears
+from kernels.linear_factory import (
+    Codes,
+    Coding,
+    check_codes,
+    check_coding,
+    check_order,
+    check_whole,
+    group_size_for,
+    stacked,
+)
+from kernels.lora import LoraSlots, Place
 from kernels.triton.attention import latent_attention, paged_attention
-from kernels.triton.grouped import fused_experts, route
-from kernels.triton.heads import BatchedHeadLinears
+from kernels.triton.elementwise import fused_add_rms_norm, gelu_and_mul, rms_norm, silu_and_mul
 from kernels.triton.launch import INTERPRETED
-from kernels.triton.linear import TorchLinear
+from kernels.triton.linear import BatchedHeadLinears, TorchLinear
 from kernels.triton.lora import TritonLoraSlots
-from kernels.triton.norm import fused_add_rms_norm, rms_norm
+from kernels.triton.moe import fused_experts, route
 from kernels.triton.quantized import (
     Int4Linear,
     Int8Linear,

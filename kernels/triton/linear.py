@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from kernels.layers import HeadLinears, LinearLayer
 from kernels.reference.linear import ReferenceLinear
+from kernels.tensors import describe
 
 
 class TorchLinear(ReferenceLinear):
@@ -25,3 +30,53 @@ class TorchLinear(ReferenceLinear):
         if ids.device.type == "cpu":
             return super().rows(ids)
         return self.weight[ids].float()
+
+
+# -- A linear layer for each head, as one product of a batch of matrices.
+
+
+class BatchedHeadLinears(HeadLinears):
+    """All heads by one call of cuBLAS, on weights [heads, N, K] that lie side by side."""
+
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        """Raises ValueError for layers of other kernels, or of several shapes."""
+        super().__init__(layers)
+        plain = [layer for layer in layers if isinstance(layer, TorchLinear)]
+        if len(plain) != len(layers) or any(layer.bias is not None for layer in plain):
+            raise ValueError("the heads' layers are none of these kernels, or have a bias")
+        first = plain[0].weight
+        self.weight = torch.empty(
+            (len(plain), *first.shape), dtype=first.dtype, device=first.device
+        )
+        for head, layer in enumerate(plain):
+            # Nothing is held twice.
+            self.weight[head] = layer.weight
+            layer.weight = self.weight[head]
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See `HeadLinears.__call__`; x and out are of the weights' dtype."""
+        check_heads(x, out, self.weight)
+        torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2), out=out.transpose(0, 1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `HeadLinears.tensors`."""
+        return {"weight": self.weight}
+
+
+def check_heads(x: Tensor, out: Tensor, weight: Tensor) -> None:
+    """Raise ValueError unless x [T, heads, K] and out [T, heads, N] go with weight [heads, N, K]:
+    of one dtype, each head's values side by side.
+    """
+    heads, n, k = cast("tuple[int, int, int]", tuple(weight.shape))
+    rows = len(x)
+    if x.shape != (rows, heads, k) or out.shape != (rows, heads, n):
+        raise ValueError(
+            f"x {describe(x)} and out {describe(out)} must be [T, {heads}, {k}] and "
+            f"[T, {heads}, {n}]"
+        )
+    if not x.dtype == out.dtype == weight.dtype:
+        raise ValueError(
+            f"x {describe(x)} and out {describe(out)} must be of the weights' dtype, {weight.dtype}"
+        )
+    if (x.stride(2) != 1 and k > 1) or (out.stride(2) != 1 and n > 1):
+        raise ValueError("a head's values must lie side by side")

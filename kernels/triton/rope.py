@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_caches, check_rotary, check_vector, describe, token_stride
+from kernels.tensors import check_caches, check_rotary, check_vector, describe, token_stride
 from kernels.triton.attention.paged import check_cache_scales
 from kernels.triton.fp8 import KINDS, quantise
 from kernels.triton.launch import launch

@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
-from django.db.models import Q, QuerySet
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+from typing import Any
 
-from adapters.actions.rights import require
-from adapters.errors import NotFound
+from django.db.models import Count, F, Q, QuerySet, Sum
+from django.utils import timezone
+
+from adapters.actions.base import require
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
 from catalog.access import access_served_models
-from tenants.access import access_role
-from tenants.actors import Actor, as_actor, require_operator
-from tenants.models import Role, Tenant, User
+from catalog.models import ServedModel
+from common.errors import NotFound
+from metering.access import access_usage_entries
+from metering.budgets import access_prices
+from metering.models import Price, UsageEntry
+from metering.request_log import access_requests, called
+from metering.rules import names_of
+from tenants.access import Reader, access_role, access_tenants
+from tenants.actors import as_actor, require_operator
+from tenants.models import Role, Tenant
 
-Reader = Actor | User
+# -- What budgets and prices may be for: names of models and of adapters, today.
+#
+# Either may be set before there is such a model, so a name that nothing has is told, not refused.
+
+
+def names_for(tenant: Tenant) -> frozenset[str]:
+    """Names that a budget of the tenant's may have: its models', loaded or not, and adapters'."""
+    models = access_served_models(tenant).values_list("name", flat=True)
+    rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
+    adapters = rows.values_list("served_model__name", "name")
+    return frozenset(models) | {each for row in adapters for each in names_of(*row)}
+
+
+def priced_names() -> frozenset[str]:
+    """Names that a price may have, over all tenants: of a tenant's own adapter with its slug."""
+    found = set(ServedModel.objects.values_list("name", flat=True))
+    rows = AdapterAlias.objects.values_list("served_model__name", "name", "tenant__slug")
+    for base, name, owner in rows:
+        found |= {f"{base}:{name}#{owner}"} if owner else {name, f"{base}:{name}"}
+    return frozenset(found)
+
+
+def access_prices_of(reader: Reader) -> QuerySet[Price]:
+    """Prices of what the reader's tenants may use, with their history; all for an operator.
+
+    A price's name can tell of another tenant, of its models and of its adapters.
+    """
+    if as_actor(reader).is_operator:
+        return access_prices()
+    names: set[str] = set()
+    for tenant in access_tenants(reader):
+        own = AdapterAlias.objects.filter(tenant=tenant)
+        rows = own.values_list("served_model__name", "name")
+        names |= names_for(tenant) | {f"{base}:{name}#{tenant.slug}" for base, name in rows}
+    return access_prices().filter(model__in=names)
+
+
+def warning(name: str, known: Collection[str]) -> str:
+    """A sentence about a name that nothing has, or ""."""
+    if not name or name in known:
+        return ""
+    return f"No model or adapter is called {name} today: it applies as soon as one is."
 
 
 def access_adapters(user: Reader, tenant: Tenant | None) -> QuerySet[Adapter]:
@@ -73,3 +125,82 @@ def access_upload(user: Reader, tenant: Tenant | None, public_id: str) -> Adapte
     if found is None:
         raise NotFound("Upload not found.")
     return found
+
+
+# -- What adapters were used for, from the ledger.
+
+
+DAYS = 14
+
+
+def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[int, Any]:
+    """Each adapter's use by the tenant in the last `DAYS` days: {pk: {"requests", "tokens",
+    "by_digest": {digest: requests}}}.
+
+    Raises `NotFound` for a stranger.
+    """
+    since = timezone.now() - timedelta(days=DAYS)
+    found = {adapter.pk: adapter for adapter in adapters}
+    result: dict[int, Any] = {pk: {"requests": 0, "tokens": 0, "by_digest": {}} for pk in found}
+    if not found:
+        return result
+    names, holders = _names(tenant), _holders(tenant)
+    for row in _sums(access_usage_entries(user, tenant), since):
+        having = holders.get((row["model"], row["adapter_digest"]), [])
+        named = names.get((row["model"], row["adapter"]))
+        pk = named if named in having else next(iter(having), None)
+        if pk not in result:
+            continue
+        result[pk]["requests"] += row["requests"]
+        result[pk]["tokens"] += row["prompt"] + row["completion"]
+        by_digest = result[pk]["by_digest"]
+        digest = row["adapter_digest"]
+        by_digest[digest] = by_digest.get(digest, 0) + row["requests"]
+    return result
+
+
+def _names(tenant: Tenant) -> dict[tuple[str, str], int]:
+    """{(model, name): whose it is}: the tenant's own before shared ones."""
+    rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
+    ordered = rows.order_by(F("tenant").asc(nulls_first=True))
+    return {
+        (model, name): pk
+        for model, name, pk in ordered.values_list("served_model__name", "name", "adapter")
+    }
+
+
+def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
+    """{(model, digest): the adapters that have this content}, the tenant's own first.
+
+    Several may: then the name that was asked for tells which one it was.
+    """
+    rows = AdapterVersion.objects.filter(Q(adapter__tenant=tenant) | Q(adapter__tenant=None))
+    ordered = rows.exclude(digest="").order_by(F("adapter__tenant").asc(nulls_last=True), "pk")
+    found: dict[tuple[str, str], list[int]] = {}
+    columns = ("adapter__served_model__name", "digest", "adapter")
+    for model, digest, pk in ordered.values_list(*columns):
+        found.setdefault((model, digest), []).append(pk)
+    return found
+
+
+def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
+    """What the ledger has of one request of the tenant's, by whatever id a client has of it: the
+    answer's (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
+
+    The ledger itself has one of them; of the others the newest request counts that is still kept.
+    """
+    rows = access_usage_entries(user, tenant)
+    found = rows.filter(request_id=request_id.strip()[:200]).first()
+    if found is None:
+        kept = access_requests(user, tenant).filter(called(request_id)).first()
+        found = rows.filter(request_id=kept.request_id).first() if kept is not None else None
+    if found is None:
+        raise NotFound(f"The ledger has no request {request_id[:200]!r}.")
+    return found
+
+
+def _sums(rows: QuerySet[UsageEntry], since: datetime) -> QuerySet[Any, dict[str, Any]]:
+    used = rows.filter(~Q(adapter=""), started_at__gte=since).order_by()
+    return used.values("model", "adapter", "adapter_digest").annotate(
+        requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens")
+    )

@@ -9,7 +9,7 @@ from django.template.defaultfilters import filesizeformat
 
 from adapters import actions
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
-from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyAdmin
 
 
 class VersionInline(admin.TabularInline):

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.apps import AppConfig
 
-from tenants.work import hint
+from common.task_queue import hint
 
 
 class AdaptersConfig(AppConfig):
@@ -17,10 +17,10 @@ class AdaptersConfig(AppConfig):
         """Versions that wait are handed to a worker; what is kept of tenants, and what these may
         name, is named.
         """
-        from adapters.events import adapters_changed, version_waits
-        from adapters.holdings import register_all
-        from adapters.names import names_for
-        from tenants import model_names
+        from adapters.access import names_for
+        from adapters.signals import adapters_changed, version_waits
+        from adapters.tenant_data import register_all
+        from tenants import access as model_names
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
         adapters_changed.connect(_tell_pins, dispatch_uid="adapters.pins")

@@ -14,20 +14,20 @@ from datetime import datetime
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Q
 
-from adapters.events import adapters_changed
 from adapters.models import AdapterAlias, AdapterVersion
+from adapters.signals import adapters_changed
 from adapters.store import content_path
 from catalog.access import ModelCard, ModelNotFound, tenant_cards
 from catalog.access import access_model as access_base
 from catalog.access import access_models as access_bases
-from catalog.events import served_model_changed
-from engine.contract.adapters import AdapterRef
+from catalog.signals import served_model_changed
+from common.cached_lookup import CachedLookup
+from common.db import in_admission_thread
+from common.errors import ServiceUnavailable
 from engine.contract.errors import InvalidRequest
-from metering.adapters import AdapterUse
+from engine.contract.lora import AdapterRef
+from metering.rules import AdapterUse
 from tenants.authentication import Caller
-from tenants.cached_lookup import CachedLookup
-from tenants.db_threads import in_admission_thread
-from tenants.errors import ServiceUnavailable
 
 TTL_S = 2.0
 #: When every gateway goes by what was committed: a look-up that ran then counts from its end.

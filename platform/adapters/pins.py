@@ -14,15 +14,14 @@ import redis
 from django.conf import settings
 from django.db.models import Q
 
-from adapters.errors import Conflict, ServiceUnavailable
 from adapters.models import Adapter, AdapterVersion
 from adapters.store import content_path
-from catalog.control import send_control
-from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.heartbeats import known_replicas, read_heartbeats, send_control
 from catalog.models import ServedModel
-from engine.contract.adapters import AdapterRef
-from engine.contract.protocol import Heartbeat
-from engine.contract.redis_clients import sync_client
+from common.errors import Conflict, ServiceUnavailable
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import Heartbeat
+from engine.system.redis_client import sync_client
 
 #: What pinned adapters leave to all others: this part of a replica's memory for adapters.
 LEFT = 2

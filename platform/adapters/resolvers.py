@@ -5,19 +5,133 @@ and installed packages.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from functools import cache
 from pathlib import Path
 
 from django.conf import settings
 
-from adapters.bases import is_adapter_of
-from adapters.hub_resolver import HUB_RESOLVER, HubResolver
-from adapters.sources import check_repository
-from engine.contract.adapters import CONFIG_FILE
+from adapters import archive as files
+from adapters import store
+from adapters import store as room
+from adapters.sources import Repository, asking, check_repository, is_adapter_of
+from common.errors import AdapterInvalid, HubUnavailable
 from engine.contract.errors import ConfigError, InvalidRequest
-from engine.contract.lora_request import LoRARequest
-from engine.contract.lora_resolver import LoRAResolver, installed_resolvers
-from engine.contract.plugins import is_wanted
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
+from engine.contract.plugins import LoRAResolver, installed_resolvers, is_wanted
+
+# -- `hf_hub_resolver`: adapters of repositories that the operator names, fetched when asked for.
+#
+# A request's `owner/name` is the adapter at such a repository's top, `owner/name/folder` one in a
+# folder of it. Nothing but its configuration, its safetensors and its tokenizer's files is ever
+# fetched, all of one commit; a repository that the operator doesn't name is never asked for.
+
+
+#: As the page of vLLM's resolvers calls it.
+HUB_RESOLVER = "hf_hub_resolver"
+_FOLDER = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96}){0,7}", re.A)
+
+
+class HubResolver(LoRAResolver):
+    """See the module.
+
+    What was fetched lies in the store's staging folders, where sweeps find it when nobody has asked
+    for a while; until then it's taken from there.
+
+    Args:
+        repositories: `owner/name` or `owner/name@revision`. They are read with the server's own
+            token: naming one is to let everybody use it who may use its base model.
+    """
+
+    def __init__(self, repositories: list[str]) -> None:
+        self._named = {each.partition("@")[0]: each for each in repositories}
+        self._fetching: dict[tuple[str, str, str], asyncio.Task[Path | None]] = {}
+        self._fetched: dict[tuple[str, str, str], Path] = {}
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """See `LoRAResolver`. Raises `AdapterInvalid`, `AdapterTooLarge` for what it refuses."""
+        repository, folder = _place(lora_name)
+        if repository not in self._named:
+            return None
+        key = (base_model_name, repository, folder)
+        task = self._fetching.get(key)
+        if task is None:
+            # Of its own: who waits may give up, and who asks again joins.
+            look = asyncio.to_thread(self._look_up, *key)
+            task = self._fetching[key] = asyncio.ensure_future(look)
+            task.add_done_callback(lambda done: self._ended(key, done))
+        found = await asyncio.shield(task)
+        return None if found is None else LoRARequest(lora_name, 1, str(found))
+
+    def _ended(self, key: tuple[str, str, str], task: asyncio.Task[Path | None]) -> None:
+        del self._fetching[key]
+        if not task.cancelled():
+            task.exception()  # those who waited have it, if anybody still did
+
+    def _look_up(self, base: str, repository: str, folder: str) -> Path | None:
+        """Where the adapter's files are; None where there's none for this model."""
+        try:
+            with asking(repository):
+                return self._fetch(base, repository, folder)
+        except HubUnavailable as error:
+            # For the log: it may name a mirror that is nobody's business.
+            raise ConnectionError(error.message) from error
+
+    def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
+        found = Repository.at(self._named[repository], private=True)
+        at = f"{folder}/" if folder else ""
+        beside = [name.removeprefix(at) for name in found.sizes if name.startswith(at)]
+        if CONFIG_FILE not in beside:
+            return None
+        beside = [name for name in beside if "/" not in name]
+        _check_beside(beside)
+        wanted = [f"{at}{name}" for name in files.own_files(beside)]
+        found.check_size(wanted, room.most_of_one())
+        key = (repository, found.commit, folder)
+        staged = self._fetched[key] = self._again(key) or store.staging_dir()
+        if not is_adapter_of(found.download(wanted[0], staged), base):
+            return None
+        others = [found.download(name, staged) for name in wanted[1:]]
+        return others[0].parent
+
+    def _again(self, key: tuple[str, str, str]) -> Path | None:
+        """Where this commit's files were put, if no sweep has taken them away."""
+        staged = self._fetched.get(key)
+        try:
+            if staged is not None:
+                os.utime(staged)
+        except FileNotFoundError:
+            return None
+        return staged
+
+
+def is_fetched(path: Path) -> bool:
+    """Whether this is where a `HubResolver` puts what it fetches; of a path without links."""
+    root = store.adapters_dir().resolve()
+    inside = path.relative_to(root).parts if path.is_relative_to(root) else ()
+    return bool(inside) and inside[0].startswith(store.STAGING)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Repository and folder; ("", "") for a name that is none of these."""
+    owner, _, rest = name.partition("/")
+    repository, _, folder = rest.partition("/")
+    outside = {".", ".."} & set(folder.split("/"))
+    if not repository or outside or (folder and not _FOLDER.fullmatch(folder)):
+        return "", ""
+    return f"{owner}/{repository}", folder
+
+
+def _check_beside(names: list[str]) -> None:
+    """Raise `AdapterInvalid` for the names of a folder's files that make no adapter."""
+    whole = WEIGHTS_FILE in names
+    for name in sorted(names):
+        if not whole and name.startswith("adapter_model."):
+            files.check_beside(name)
+    if not whole:
+        raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="model")
+
 
 #: vLLM's name for the one that looks into a folder.
 FOLDER_RESOLVER = "lora_filesystem_resolver"

@@ -8,10 +8,10 @@ from adapters import actions
 from adapters.models import PASSED, Adapter, AdapterVersion, VersionState
 from adapters.sources import check_path
 from catalog.models import DesiredState, ServedModel
-from engine.contract.adapters import adapter_digest
+from common.errors import NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import adapter_digest
 from tenants.actors import Actor, key_actor
-from tenants.errors import NotFound, PermissionDenied
 from tenants.models import ApiKey
 
 

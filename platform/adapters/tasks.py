@@ -12,7 +12,8 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.db import close_old_connections
 
-from adapters import pins, work
+from adapters import pins
+from adapters import version_jobs as work
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,14 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Q, QuerySet
 
-from catalog.errors import ModelNotFound
-from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ServedModel
+from catalog.signals import served_model_changed
+from common.cached_lookup import CachedLookup
+from common.db import in_admission_thread
+from common.errors import ModelNotFound, ServiceUnavailable
 from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.authentication import Caller
-from tenants.cached_lookup import CachedLookup
-from tenants.db_threads import in_admission_thread
-from tenants.errors import ServiceUnavailable
 from tenants.models import Tenant, User
 
 __all__ = [

@@ -10,16 +10,16 @@ from django.db import transaction
 from django.db.models import ProtectedError
 from django.utils import timezone
 
-from catalog.control import send_control
-from catalog.errors import Conflict
-from catalog.events import served_model_changed
+from catalog.heartbeats import send_control
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.signals import served_model_changed
+from common.db import changed, save_valid
+from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import SLEEP_LEVELS, SLEEP_TAGS
+from engine.contract.messages import SLEEP_LEVELS, SLEEP_TAGS
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
 from tenants.models import Tenant, User
-from tenants.validation import changed, save_valid
 
 #: States in which a replica still holds memory or streams.
 ALIVE = (

@@ -13,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from catalog import actions
 from catalog.models import Replica, ReplicaState, ServedModel
 from engine.contract.errors import InvalidRequest
-from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyAdmin
 
 COLUMNS = ("source", "num_replicas", "num_spares", "idle_minutes", "node", "managed", "public")
 

@@ -13,8 +13,8 @@ class CatalogConfig(AppConfig):
         """A tenant that is erased leaves the models that it could use; those are named."""
         from catalog.access import access_served_models
         from catalog.models import ServedModel
-        from tenants import model_names
-        from tenants.holdings import Holding, register
+        from tenants import access as model_names
+        from tenants.tenant_data import Holding, register
 
         links = ServedModel.tenants.through._default_manager
         model_names.register(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.text.files import parse_object, read_text
+from engine.text.tokenizer_files import parse_object, read_text
 
 #: Of a safetensors header: the format's own limit.
 MOST_HEADER = 100_000_000

@@ -1,13 +1,43 @@
 """Reading replicas' heartbeats from Redis."""
 
+from __future__ import annotations
+
 import logging
+import threading
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import redis
+from django.conf import settings
 
-from engine.contract import protocol
-from engine.contract.protocol import Heartbeat
+from catalog.processes import ManagedProcess
+from common.errors import ServiceUnavailable
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Control, Heartbeat, ReplicaNews
+from engine.system.redis_client import sync_client
+from engine.system.step_record import LastStep, StepRecord
+
+# -- An operator's word to a replica, through its inbox.
+
+
+def send_control(replica_id: str, command: str, **details: Any) -> None:
+    """Put a `Control` into the replica's inbox. Raises `ServiceUnavailable` without Redis."""
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    client = sync_client(settings.REDIS_URL)
+    try:
+        client.xadd(
+            redis_keys.inbox_key(replica_id, prefix),
+            {protocol.FIELD: protocol.encode(Control(command=command, **details))},
+        )
+    except (redis.RedisError, OSError) as error:
+        raise ServiceUnavailable(
+            f"Replica {replica_id} is unreachable: no connection to Redis."
+        ) from error
+    finally:
+        client.close()
+
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +49,7 @@ def read_heartbeats(
     ids = list(replica_ids)
     if not ids:
         return {}
-    found = client.mget([protocol.replica_key(replica_id, prefix) for replica_id in ids])
+    found = client.mget([redis_keys.replica_key(replica_id, prefix) for replica_id in ids])
     beats = {}
     for replica_id, data in zip(ids, found, strict=True):
         if data is not None and (beat := read_heartbeat(replica_id, data)) is not None:
@@ -40,5 +70,64 @@ def known_replicas(client: redis.Redis, prefix: str) -> set[str]:
     """Every replica id that was ever announced. Raises redis.RedisError."""
     return {
         member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
-        for member in client.smembers(protocol.replicas_key(prefix))
+        for member in client.smembers(redis_keys.replicas_key(prefix))
     }
+
+
+# -- Telling gateways at once that a replica's process is dead: its heartbeat takes seconds to
+# expire.
+#
+# A stream's pause is what finding the death takes, and a prompt's computation. Told with it is
+# which requests the process was at, so that nobody else is taken for what killed it.
+
+
+#: Removes a heartbeat unless another process wrote one since. KEYS: it. ARGV: what it was.
+_FORGET = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+
+def watch(
+    process: ManagedProcess,
+    replica_id: str,
+    client: redis.Redis,
+    prefix: str,
+    record: StepRecord | None = None,
+) -> None:
+    """Have a thread tell of the process's death the moment it happens, and close its record."""
+
+    def wait() -> None:
+        process.await_death()
+        last = None
+        if record is not None:
+            last = record.read()
+            record.close()
+        try:
+            announce(client, prefix, replica_id, process.pid, last)
+        except redis.RedisError as error:
+            logger.warning("exit of replica %s not published: %s", replica_id, error)
+
+    threading.Thread(target=wait, name=f"watch-{process.pid}", daemon=True).start()
+
+
+def announce(
+    client: redis.Redis, prefix: str, replica_id: str, pid: int, last: LastStep | None = None
+) -> bool:
+    """Say that a replica's process is gone, and what it was at; whether there was anything to say.
+
+    A heartbeat that says why the replica failed stays. Raises redis.RedisError.
+    """
+    key = redis_keys.replica_key(replica_id, prefix)
+    data: bytes | None = client.get(key)
+    beat = None if data is None else read_heartbeat(replica_id, data)
+    own = beat if beat is not None and beat.pid == pid else None
+    if own is not None and own.state != "failed":
+        client.eval(_FORGET, 1, key, data)
+    if own is not None:
+        incarnation = own.incarnation
+    elif last is not None:  # its heartbeat ran out, and streams have left it for that
+        incarnation = last.incarnation
+    else:
+        return False
+    held = last.held if last is not None and last.incarnation == incarnation else None
+    news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, held=held)
+    client.publish(redis_keys.news_key(prefix), protocol.encode(news))
+    return True

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog.checkpoint import Checkpoint, of_tensors, shard_names
-from catalog.errors import HubUnavailable
-from engine.contract.config import EngineConfig
+from common.errors import HubUnavailable
+from engine.contract.engine_config import EngineConfig, file_patterns
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.contract.hub_files import file_patterns
-from engine.text.files import parse_object, read_text
+from engine.text.tokenizer_files import parse_object, read_text
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

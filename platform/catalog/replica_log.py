@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from engine.contract import protocol
+from engine.contract import redis_keys
 
 #: Lines of one replica that are kept, and for how long after the last one.
 MOST_LINES = 2000
@@ -38,7 +38,7 @@ class ReplicaLog:
     """The end of one replica's output in Redis; threads may share it."""
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
-        self._redis, self._key = client, protocol.log_key(replica_id, prefix)
+        self._redis, self._key = client, redis_keys.log_key(replica_id, prefix)
         self._waiting: deque[str] = deque(maxlen=MOST_LINES)
         self._lock = threading.Lock()
 
@@ -115,7 +115,7 @@ def read_log(
     """The newest lines, oldest first; with `after` those behind that one. Raises redis.RedisError
     (also for an `after` that is no place in a log).
     """
-    key = protocol.log_key(replica_id, prefix)
+    key = redis_keys.log_key(replica_id, prefix)
     found: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=most)
     return [_line(entry_id, fields) for entry_id, fields in reversed(found)]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.checkpoint import BITS, Checkpoint
-from engine.contract.config import EngineConfig
-from engine.contract.host_memory import available_memory
+from engine.contract.engine_config import EngineConfig
+from engine.system.host import available_memory
 
 #: Bits of a weight that is rounded while it loads, its scales included; tables keep eight.
 ROUNDED_BITS = {"int8": 8.125, "int4": 4.5}

@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from catalog.frozen import end_when_frozen
-from catalog.mirror import state_of
 from catalog.models import ReplicaState
-from catalog.processes import ManagedProcess, spawn
+from catalog.processes import ManagedProcess, end_when_frozen, spawn
 from catalog.replica_log import ReplicaLog
-from engine.contract.protocol import Heartbeat
-from engine.contract.step_record import StepRecord
+from catalog.replica_rows import state_of
+from engine.contract.messages import Heartbeat
+from engine.system.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ HEALTHY_AFTER_S = 10.0
 #: Beyond its own drain timeout a replica gets this long before it's killed.
 KILL_AFTER_S = 10.0
 #: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
-#: before (`engine.contract.protocol.STALL_AFTER_S`).
+#: before (`engine.contract.messages.STALL_AFTER_S`).
 STALLED_AFTER_S = 60.0
 #: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
 SILENT_AFTER_S = 10.0

@@ -17,18 +17,69 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.db.models import Q
 
-from catalog import deaths
-from catalog.coming import is_silent, say_coming
-from catalog.engine_command import replica_command
+from catalog import heartbeats as deaths
+from catalog.engine_settings import replica_command
 from catalog.heartbeats import known_replicas, read_heartbeats
-from catalog.idling import IdleWatch, let_go
-from catalog.mirror import Sighting, mirror
+from catalog.idle import IdleWatch, let_go
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
+from catalog.replica_rows import Sighting, mirror
 from catalog.slot import Slot
-from engine.contract.protocol import Heartbeat
-from engine.contract.redis_clients import sync_client
-from tenants.commands import sentence
+from common.commands import sentence
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat, ModelInfo
+from engine.system.redis_client import sync_client
+
+# -- Saying that a replica is on its way, while its process can't speak yet.
+#
+# A process that was just started has to import its engine before its first heartbeat: seconds, and
+# half a minute on a machine that is busy. Until then its supervisor says "loading" in its place, so
+# that gateways keep the streams that wait for it.
+
+
+#: Writes a heartbeat unless one that isn't a supervisor's for this very process is there.
+#: KEYS: it, the replica ids. ARGV: the incarnation, the heartbeat, its TTL, the replica id.
+_SAY = """
+local known = redis.call('GET', KEYS[1])
+if known and not string.find(known, ARGV[1], 1, true) then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('SADD', KEYS[2], ARGV[4])
+return 1
+"""
+
+
+def is_silent(slot: Slot, beat: Heartbeat | None) -> bool:
+    """Whether a slot's process runs and hasn't spoken itself."""
+    if slot.process is None or slot.stopping:
+        return False
+    return beat is None or beat.incarnation == slot.mark
+
+
+def say_coming(client: redis.Redis, prefix: str, slot: Slot) -> None:
+    """Say so for the time of a heartbeat. Raises redis.RedisError."""
+    now = time.time()
+    beat = Heartbeat(
+        replica_id=slot.replica_id,
+        incarnation=slot.mark,
+        state="loading",
+        model=ModelInfo(name=slot.model_name, path="", max_model_len=0, vocab_size=0, dtype=""),
+        at=now,
+        progress_at=now,
+        pid=slot.last_pid,
+        host=socket.gethostname(),
+    )
+    client.eval(
+        _SAY,
+        2,
+        redis_keys.replica_key(slot.replica_id, prefix),
+        redis_keys.replicas_key(prefix),
+        slot.mark,
+        protocol.encode(beat),
+        int(protocol.HEARTBEAT_TTL_S * 1000),
+        slot.replica_id,
+    )
+
 
 logger = logging.getLogger(__name__)
 

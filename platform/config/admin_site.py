@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from console.identity.recent import recently_authenticated
+from accounts.reauthentication import recently_authenticated
 
 #: Apps in the order of the index; others follow.
 ORDER = ("tenants", "catalog", "adapters", "metering", "storage")

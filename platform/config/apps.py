@@ -4,7 +4,7 @@ from django.apps import AppConfig
 from django.contrib.admin import apps as admin_apps
 from django.core import checks
 
-from config.unknown_variables import check_variables
+from common.settings import check_variables
 
 
 class ConfigConfig(AppConfig):

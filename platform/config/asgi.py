@@ -15,7 +15,7 @@ django_application = get_asgi_application()
 
 from django.db import connection
 
-from engine.contract.light_imports import import_without
+from engine.system.light_imports import import_without
 
 if connection.vendor != "postgresql":  # or Django REST framework would load its fields
     import_without("psycopg", "rest_framework.compat")
@@ -26,14 +26,15 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import get_resolver
 
 import config.celery  # noqa: F401
-from console.live.routing import websocket_urlpatterns as console_websockets
-from inference.asgi import URLCONF, http_application
+from console.routing import websocket_urlpatterns as console_websockets
+from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
-from inference.metrics.websockets import counted
+from inference.edge.handler import URLCONF
+from inference.edge.request_log import counted
 from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
-from metering.keeper import start_keeper, stop_keeper
-from metering.requests.writer import start_writer, stop_writer
+from metering.gateway_recovery import start_keeper, stop_keeper
+from metering.request_log_writer import start_writer, stop_writer
 
 Message = MutableMapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from engine.contract.config import add_cli_args
+from engine.contract.engine_config import add_cli_args
 
 #: Forms that take an engine's settings.
 WITH_ENGINE = ("latency", "throughput", "ablations")

@@ -1,9 +1,98 @@
 """The Celery application. `manage.py worker` runs it."""
 
-import os
+from __future__ import annotations
 
+import logging
+import os
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+import redis
 from celery import Celery
+from celery.beat import Scheduler
 from celery.schedules import crontab
+from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
+from django.conf import settings
+
+from engine.system import redis_client as redis_clients
+from engine.system.redis_client import is_temporary
+
+# -- What of a worker reads messages: it waits while Redis can't serve, and the worker stays.
+
+
+logger = logging.getLogger(__name__)
+
+#: Between two looks whether Redis takes writes again.
+LOOK_EVERY_S = 0.25
+
+
+class PatientConsumer(Consumer):  # type: ignore[misc]
+    """Connects once Redis takes writes.
+
+    Celery's own begins anew at once where a write is refused, five times a second with a connection
+    lost each time, and pauses longer and longer while nothing answers.
+    """
+
+    def connect(self) -> Any:
+        """Raises WorkerShutdown when the worker is told to end meanwhile."""
+        wait_for_writes(settings.REDIS_URL)
+        return super().connect()
+
+
+def wait_for_writes(url: str) -> None:
+    """Return when Redis takes a write, or refuses it for good (then who comes next says why)."""
+    client = redis_clients.sync_client(url)
+    told = False
+    try:
+        while (error := _refusal(client)) is not None:
+            if not told:
+                logger.warning("messages wait until Redis takes writes: %s", error)
+            told = True
+            maybe_shutdown()
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        client.close()
+    if told:
+        logger.warning("Redis takes writes again")
+
+
+def _refusal(client: redis.Redis) -> redis.RedisError | None:
+    try:
+        client.set(f"{settings.QUIRE['KEY_PREFIX']}:celery:takes-writes", "", px=1000)
+    except redis.RedisError as error:
+        return error if is_temporary(error) else None
+    return None
+
+
+# -- The workers' schedule, for machines whose clock is set back.
+
+
+#: Less is how clocks are kept right.
+SET_BACK = timedelta(seconds=1)
+
+
+class SteadyScheduler(Scheduler):  # type: ignore[misc]
+    """Celery's own, which counts from when it last asked for a task by the clock on the wall.
+
+    Where that goes an hour back nothing would be due for an hour: the count begins anew.
+    """
+
+    _seen: datetime | None = None
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Ask for what is due; seconds until the next look."""
+        now: datetime = self.app.now()
+        if self._seen is not None and now < self._seen - SET_BACK:
+            logger.warning("clock set back, schedule restarted")
+            for entry in self.schedule.values():
+                entry.last_run_at = now
+            self._heap = None
+        self._seen = now
+        wait: float = super().tick(*args, **kwargs)
+        return wait
+
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 

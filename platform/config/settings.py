@@ -6,15 +6,14 @@ Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_UR
 import sys
 from pathlib import Path
 
-from config import environment as env
+from accounts.mail import mail_settings
+from accounts.settings import identity_settings
+from common import settings as env
+from common.files import make_private, secret_key
 from config import queues
-from config.databases import database
-from config.datadir import make_private, secret_key
-from config.identity import identity_settings
-from config.logs import chosen_logging
-from config.mail import mail_settings
-from config.redis_urls import celery_url, checked_url, socket_url
-from engine.contract.light_imports import import_redis
+from config.connections import celery_url, checked_url, database, socket_url
+from config.logging import chosen_logging
+from engine.system.light_imports import import_redis
 
 import_redis()
 
@@ -152,7 +151,12 @@ INSTALLED_APPS = [
     "adapters",
     "history",
     "inference",
+    "accounts",
+    "management_api",
+    "kv_map",
     "console",
+    # A clone has it, an image doesn't.
+    *(["chaos"] if (BASE_DIR / "chaos").is_dir() else []),
 ]
 
 AUTH_USER_MODEL = "tenants.User"
@@ -177,7 +181,7 @@ LOGIN_REDIRECT_URL = "playground"
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "corsheaders.middleware.CorsMiddleware",
-    "tenants.middleware.note_address",
+    "tenants.audit.note_address",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
     "config.compression.compressed",
@@ -188,7 +192,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
-    "console.identity.middleware.IdentityMiddleware",
+    "accounts.middleware.IdentityMiddleware",
     "django_prometheus.middleware.PrometheusAfterMiddleware",
 ]
 
@@ -206,8 +210,8 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "console.identity.context.mail",
-                "console.frame.frame",
+                "console.context_processors.mail",
+                "console.context_processors.frame",
             ]
         },
     }
@@ -220,7 +224,7 @@ CACHES = {
         "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
         "OPTIONS": {
             "serializer": "config.cache.JsonSerializer",
-            "pool_class": "engine.contract.redis_clients.FollowingPool",
+            "pool_class": "engine.system.redis_client.FollowingPool",
         },
     }
 }
@@ -238,7 +242,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE['KEY_PREFIX']}:celery:"}
 # READONLY, MISCONF and OOM are answers for a while: without this a worker ends at one of them.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
-CELERY_WORKER_CONSUMER = "config.patient_consumer:PatientConsumer"
+CELERY_WORKER_CONSUMER = "config.celery:PatientConsumer"
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ROUTES = queues.ROUTES
 CELERY_TASK_ANNOTATIONS = queues.ANNOTATIONS
@@ -298,7 +302,7 @@ SECURE_HSTS_SECONDS = env.integer("QUIRE_HSTS_SECONDS", 31_536_000) if TLS != "o
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = env.flag("QUIRE_HSTS_SUBDOMAINS")
 if TLS == "proxy":
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-# Log-in, second factors, single sign-on: `config.identity` reads what may be set.
+# Log-in, second factors, single sign-on: `accounts.settings` reads what may be set.
 globals().update(identity_settings(secure=TLS != "off"))
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_PATH = CSRF_COOKIE_PATH = FORCE_SCRIPT_NAME or "/"

@@ -3,15 +3,15 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from console.reference.page import reference
+from console.views.reference import reference
 
-handler400 = "config.bad_request.bad_request"
-handler404 = "config.not_found.not_found"
+handler400 = "config.error_views.bad_request"
+handler404 = "config.error_views.not_found"
 
 urlpatterns = [
     path("reference/", reference, name="reference"),
     path("admin/", admin.site.urls),
-    path("api/", include("console.rest.urls")),
+    path("api/", include("management_api.urls")),
     path("", include("inference.urls")),
     path("", include("console.urls")),
 ]

@@ -8,7 +8,3 @@ class ConsoleConfig(AppConfig):
 
     name = "console"
     verbose_name = "Console"
-
-    def ready(self) -> None:
-        """Listen to what allauth does by itself."""
-        from console.identity import recent, signals  # noqa: F401 - they register by being imported

@@ -1,29 +1,24 @@
 """The console's pages, what they do, and the JSON that they ask for.
 
-A page itself is registered in `console.pages`.
+A page itself is registered in `console.navigation`.
 """
 
 from django.urls import include, path
 
-from console import (
-    adapters,
-    api,
-    batches,
-    budgets,
-    conversations,
-    fairness,
-    invitation,
-    keys,
-    members,
-    prices,
-    sheets,
-    tenant_data,
-    tenants_page,
-    webhook,
-)
-from console.models_page import views as models_page
-from console.overview import history
-from console.pages import routes
+from accounts import views as invitation
+from console import static_bundles as sheets
+from console.navigation import routes
+from console.views import adapters, batches, keys, members
+from console.views import billing as budgets
+from console.views import billing as prices
+from console.views import models as models_page
+from console.views import overview as api
+from console.views import overview as overview_fairness
+from console.views import overview as overview_history
+from console.views import playground as conversations
+from console.views import settings as webhook
+from console.views import tenants as tenant_data
+from console.views import tenants as tenants_page
 
 urlpatterns = [
     *routes(),
@@ -81,12 +76,12 @@ urlpatterns = [
         name="console-conversation",
     ),
     path("console/api/overview", api.overview_json, name="console-overview"),
-    path("console/api/history", history.history, name="console-history"),
-    path("console/api/fairness", fairness.figures, name="console-fairness"),
+    path("console/api/history", overview_history.history, name="console-history"),
+    path("console/api/fairness", overview_fairness.figures, name="console-fairness"),
     path("console/tenants/create/", tenants_page.create, name="create-tenant"),
     path("console/tenants/<slug:slug>/", tenants_page.tenant, name="tenant"),
     path("console/tenants/<slug:slug>/limits/", tenants_page.limit, name="limit-tenant"),
     path("console/api/usage", api.usage, name="console-usage"),
     path("styles/<slug:name>-<slug:digest>.css", sheets.joined_sheet, name="sheet"),
-    path("", include("console.identity.urls")),
+    path("", include("accounts.urls")),
 ]

@@ -12,6 +12,6 @@ class HistoryConfig(AppConfig):
     def ready(self) -> None:
         """Name what is kept of tenants."""
         from history.models import TrafficSample
-        from tenants.holdings import of_tenant, register
+        from tenants.tenant_data import of_tenant, register
 
         register(of_tenant("traffic", TrafficSample))

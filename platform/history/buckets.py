@@ -10,10 +10,98 @@ add to the bucket of now; a worker writes those that are over into the database.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from engine.contract.protocol import KEY_PREFIX
-from history.widths import FINEST, KEPT, start_of
+from engine.contract.redis_keys import KEY_PREFIX
+
+# -- Durations counted by how long they were, so that counts of many places can be added up.
+#
+# Four counts to each doubling, from half a millisecond to half an hour: a percentile that is read
+# from them is off by less than a tenth.
+
+
+SHORTEST_S = 0.0005
+A_DOUBLING = 4
+LAST = 87
+#: Place of a count -> how often.
+Spread = Mapping[int, int]
+
+
+def place_of(seconds: float) -> int:
+    """Where a duration is counted: from 0 to `LAST`."""
+    if seconds <= SHORTEST_S:
+        return 0
+    return min(LAST, 1 + int(math.log2(seconds / SHORTEST_S) * A_DOUBLING))
+
+
+def percentile(spread: Spread, fraction: float) -> float | None:
+    """Seconds that `fraction` of the durations stay below; None for no durations."""
+    total = sum(spread.values())
+    if not total:
+        return None
+    wanted, before = fraction * total, 0
+    for place in sorted(spread):
+        count = spread[place]
+        if before + count >= wanted:
+            inside = (wanted - before) / count
+            return SHORTEST_S * 2 ** ((place - 1 + inside) / A_DOUBLING)
+        before += count
+    return SHORTEST_S * 2 ** (max(spread) / A_DOUBLING)
+
+
+def add(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> None:
+    """Add counts; JSON has their places as text."""
+    for place, count in spread.items():
+        into[int(place)] = into.get(int(place), 0) + count
+
+
+# -- How finely what is how old is known.
+
+
+#: Seconds of a bucket -> seconds that buckets of that width are kept, the finest first. Each width
+#: is a multiple of the one before.
+KEPT = {10: 2 * 3600, 60: 26 * 3600, 600: 8 * 86_400, 7200: 93 * 86_400}
+FINEST = min(KEPT)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A stretch of time up to now, as a page offers it: how long, in points how far apart."""
+
+    name: str
+    title: str
+    seconds: int
+    step: int
+
+    @property
+    def width(self) -> int:
+        """The coarsest buckets that its points can be made of and that are kept long enough."""
+        fit = [w for w, kept in KEPT.items() if self.step % w == 0 and kept >= self.seconds]
+        return max(fit)
+
+
+RANGES = {
+    each.name: each
+    for each in (
+        Range("5m", "5 minutes", 300, 10),
+        Range("30m", "30 minutes", 1800, 30),
+        Range("2h", "2 hours", 7200 - 60, 60),
+        Range("6h", "6 hours", 6 * 3600, 120),
+        Range("24h", "24 hours", 86_400, 600),
+        Range("7d", "7 days", 7 * 86_400, 3600),
+        Range("30d", "30 days", 30 * 86_400, 14_400),
+        Range("90d", "90 days", 90 * 86_400, 43_200),
+    )
+}
+
+
+def start_of(moment: float, width: int) -> int:
+    """The beginning of the bucket that a moment (seconds since 1970) lies in."""
+    return int(moment // width) * width
+
 
 FIRST_TOKEN, GAP = "t", "g"
 #: Tenant, model, adapter. Tenant 0: what was too much to be told apart.

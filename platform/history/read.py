@@ -11,10 +11,8 @@ from typing import Any
 
 from django.db.models import Max, Sum
 
-from history.buckets import GRACE_S
+from history.buckets import FINEST, GRACE_S, KEPT, Range, add, percentile, start_of
 from history.models import SUMS, PoolSample, TrafficSample
-from history.spread import add, percentile
-from history.widths import FINEST, KEPT, Range, start_of
 from history.write import GAUGES
 
 #: Groups that are told apart; the rest is "other".

@@ -6,10 +6,10 @@ import logging
 
 from celery import shared_task
 
-from history.widths import FINEST
+from common.messaging import publish
+from history.buckets import FINEST
 from history.write import forget_old, write_history
-from metering.redis_clients import sync_client
-from tenants.live import publish
+from metering.redis_scripts import sync_client
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,20 @@ from django.db import router
 from django.db.models import Max, Model, QuerySet
 
 from catalog.heartbeats import known_replicas, read_heartbeats
-from engine.contract.protocol import Heartbeat
-from history.buckets import FIRST_TOKEN, GAP, GRACE_S, bucket_key, index_key, read_counts
+from engine.contract.messages import Heartbeat
+from history.buckets import (
+    FINEST,
+    FIRST_TOKEN,
+    GAP,
+    GRACE_S,
+    KEPT,
+    add,
+    bucket_key,
+    index_key,
+    read_counts,
+    start_of,
+)
 from history.models import SUMS, PoolSample, TrafficSample
-from history.spread import add
-from history.widths import FINEST, KEPT, start_of
 
 ROWS = 500
 GAUGES = ("replicas", "running", "waiting", "blocks", "active_blocks", "cached_blocks")

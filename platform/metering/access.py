@@ -1,6 +1,6 @@
 """What the data plane and the console use of metering."""
 
-from metering.accounts import Account
+from common.errors import BudgetSpent, RateLimited
 from metering.admission import (
     UNLIMITED,
     Admission,
@@ -10,23 +10,21 @@ from metering.admission import (
     take_over,
 )
 from metering.calls import admit_call
-from metering.errors import BudgetSpent, RateLimited
-from metering.gateways import ANSWERED_S, GATEWAY, answered_key
-from metering.records import UsageRecord
-from metering.report_pages import first_page
-from metering.reports import WIDTHS, Question, Sums, access_report_tenants, report
-from metering.requests.note import (
+from metering.open_requests import ANSWERED_S, GATEWAY, answered_key
+from metering.reports import WIDTHS, Question, Sums, access_report_tenants, first_page, report
+from metering.request_log import (
     MOST_HOPS,
     MOST_OUTPUTS,
     MOST_POINTS,
+    Content,
     Hop,
     OutputNote,
     RequestNote,
 )
-from metering.requests.rows import Content
-from metering.requests.writer import keep_content, keep_refusal, keep_request
-from metering.settlement import settle
+from metering.request_log_writer import keep_content, keep_refusal, keep_request
+from metering.settlement import Account, settle
 from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
+from metering.usage_record import UsageRecord
 
 __all__ = [
     "ANSWERED_S",

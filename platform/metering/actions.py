@@ -13,18 +13,18 @@ from django.utils import timezone
 
 from catalog.access import access_catalog, access_served_models
 from catalog.models import ServedModel
+from common.db import changed, save_valid
+from common.errors import Conflict, NotFound
+from common.outbound_http import check_public
+from common.task_queue import hint
 from engine.contract.errors import InvalidRequest
-from metering.events import rules_changed
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
+from metering.signals import rules_changed
 from metering.webhooks import DELIVER, check_waiting, queue_event
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
-from tenants.egress import check_public
-from tenants.errors import Conflict, NotFound
 from tenants.models import ApiKey, Role, Tenant, User
-from tenants.validation import changed, save_valid
-from tenants.work import hint
 
 #: A price may begin so long ago: the time that it takes to send it.
 PAST = timedelta(minutes=1)

@@ -7,10 +7,10 @@ from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 
 from metering import actions
+from metering.budgets import BudgetState, states_of
 from metering.models import Budget, Price, UsageEntry
 from metering.money import amount_text
-from metering.spending import BudgetState, states_of
-from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyAdmin
 
 #: Where a budget of a page keeps how it stands.
 SEEN = "seen_state"

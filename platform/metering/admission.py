@@ -14,19 +14,25 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from engine.contract.redis_link import refusal_of
-from metering.adapters import AdapterUse
-from metering.errors import BudgetSpent, RateLimited
-from metering.gateways import GATEWAY, HELD_TTL_S, OpenRequest, open_key, reservation_key
-from metering.limits import Bucket, RunningLimit, buckets_of, running_limits_of
+from common.db import in_admission_thread
+from common.errors import BudgetSpent, RateLimited, ServiceUnavailable
+from engine.system.redis_client import refusal_of
+from metering.budgets import seed
 from metering.money import FREE, Rates, amount_text
-from metering.redis_clients import key, redis_link
-from metering.rules import Limit, moment_of, names_of, rules_of
-from metering.scripts import run_script
-from metering.seeding import seed
+from metering.open_requests import GATEWAY, HELD_TTL_S, OpenRequest, open_key, reservation_key
+from metering.redis_scripts import key, redis_link, run_script
+from metering.rules import (
+    AdapterUse,
+    Bucket,
+    Limit,
+    RunningLimit,
+    buckets_of,
+    moment_of,
+    names_of,
+    rules_of,
+    running_limits_of,
+)
 from tenants.authentication import Caller
-from tenants.db_threads import in_admission_thread
-from tenants.errors import ServiceUnavailable
 
 #: A bucket is full again after a minute, so a reservation means little beyond a few.
 RESERVATION_TTL_S = 3600

@@ -13,10 +13,10 @@ from django.core.mail import send_mail
 from django.db import transaction
 from django.db.models import Q
 
-from metering.errors import RateLimited
+from common.errors import RateLimited
+from metering.budgets import BudgetState, states_of
 from metering.models import Budget
 from metering.money import amount_text
-from metering.spending import BudgetState, states_of
 from metering.webhooks import queue_event
 from tenants.models import Membership, Role, Tenant
 

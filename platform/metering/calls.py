@@ -6,10 +6,9 @@ import logging
 
 from redis.exceptions import RedisError
 
-from metering.errors import RateLimited
-from metering.limits import Bucket
-from metering.redis_clients import redis_link
-from metering.scripts import run_script
+from common.errors import RateLimited
+from metering.redis_scripts import redis_link, run_script
+from metering.rules import Bucket
 from tenants.authentication import Caller
 
 logger = logging.getLogger(__name__)

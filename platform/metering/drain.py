@@ -24,9 +24,9 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from redis.exceptions import ResponseError
 
 from metering.ledger import insert_records
-from metering.records import UsageRecord, decode_record
-from metering.redis_clients import key, sync_client
+from metering.redis_scripts import key, sync_client
 from metering.settlement import put_back, spool_key, take_waiting
+from metering.usage_record import UsageRecord, decode_record
 
 logger = logging.getLogger(__name__)
 

@@ -13,17 +13,119 @@ from typing import Any
 import msgspec
 import redis
 from django.conf import settings
-from django.db.models import Sum
+from django.db import connections, router, transaction
+from django.db.models import Count, Sum, Value
+from django.db.models.functions import Coalesce, TruncHour
 
-from engine.contract.protocol import written_key
-from metering.accounts import SUMS, parts_of, since_key, sums_key
-from metering.gateways import gateways_key, open_key
-from metering.models import UsageEntry
-from metering.records import UsageRecord, decode_record
-from metering.settlement import spool_key
+from engine.contract.redis_keys import written_key
+from metering.models import SUMS, UsageDay, UsageEntry, UsageHour
+from metering.open_requests import gateways_key, open_key
+from metering.settlement import SUMS as REDIS_SUMS
+from metering.settlement import parts_of, since_key, spool_key, sums_key
+from metering.usage_record import UsageRecord, decode_record
 from tenants.models import Tenant
 
+# -- Whether the sums by hour and day are the ledger's, and making them so again.
+#
+# They are added to in the transaction that writes the ledger, so they always should be. But a
+# restored backup, or a hand in the database, can part them, and nobody would see it: workers look
+# every day.
+
+
 logger = logging.getLogger(__name__)
+
+#: Days back that workers look at, today among them.
+DAYS = 3
+_OF = ("tenant_id", "model", "adapter", "key_id", "user_id", "endpoint")
+
+Rows = dict[tuple[Any, ...], tuple[int, ...]]
+
+
+def check_days(days: int = DAYS, now: datetime | None = None) -> list[datetime]:
+    """Look at the last days and mend what differs; the days that did."""
+    today = (now or datetime.now(UTC)).astimezone(UTC)
+    today = today.replace(hour=0, minute=0, second=0, microsecond=0)
+    return [
+        day for day in (today - timedelta(days=back) for back in range(days)) if not check_day(day)
+    ]
+
+
+def check_day(day: datetime) -> bool:
+    """Whether a day's sums (UTC) are its ledger's; if not they are now.
+
+    Sums of tenants whose ledger no longer holds all of the day are left alone.
+    """
+    using = router.db_for_write(UsageDay)
+    with transaction.atomic(using):
+        if connections[using].vendor == "postgresql":
+            # Who writes into the ledger waits with its sums; SQLite has one writer anyway.
+            with connections[using].cursor() as cursor:
+                for table in (UsageHour, UsageDay):
+                    name = table._meta.db_table
+                    cursor.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
+        kept = _whole(day)
+        entries = _ledger(day, kept)
+        hours, days = (_mend(table, day, entries, kept) for table in (UsageHour, UsageDay))
+        return hours and days
+
+
+def _whole(day: datetime) -> list[int]:
+    """Tenants of whom the ledger still has all of the day."""
+    age = timedelta(days=1)
+    kept = Tenant.objects.values_list("pk", "keep_usage_days")
+    now = datetime.now(UTC)
+    return [pk for pk, days in kept if days is None or day > now - timedelta(days=days) + age]
+
+
+def _ledger(day: datetime, tenants: list[int]) -> Rows:
+    """The day's sums by hour, from single requests."""
+    rows = (
+        UsageEntry.objects.filter(
+            started_at__gte=day, started_at__lt=day + timedelta(days=1), tenant__in=tenants
+        )
+        .order_by()
+        .annotate(
+            hour=TruncHour("started_at", tzinfo=UTC),
+            key_id=Coalesce("api_key_id", Value(0)),
+            person=Coalesce("user_id", Value(0)),
+        )
+        .values_list("hour", "tenant_id", "model", "adapter", "key_id", "person", "endpoint")
+        .annotate(Count("pk"), *(Sum(name) for name in SUMS[1:]))
+    )
+    width = 1 + len(_OF)
+    return {row[:width]: row[width:] for row in rows}
+
+
+def _mend(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
+    """Make a table's rows of the day what they should be; whether they were."""
+    wanted: Rows = {}
+    for (hour, *of), amounts in entries.items():
+        place = (hour if table is UsageHour else day, *of)
+        before = wanted.get(place, (0,) * len(SUMS))
+        wanted[place] = tuple(a + b for a, b in zip(before, amounts, strict=True))
+    rows = table.objects.filter(
+        start__gte=day, start__lt=day + timedelta(days=1), tenant__in=tenants
+    )
+    width = 1 + len(_OF)
+    found = {row[:width]: row[width:] for row in rows.values_list("start", *_OF, *SUMS)}
+    if found == wanted:
+        return True
+    logger.error(
+        "%s of %s was not the ledger's: %d sums are made anew",
+        table.__name__,
+        day.date(),
+        len(wanted),
+    )
+    rows.delete()
+    table.objects.bulk_create(
+        [
+            table(**dict(zip(("start", *_OF, *SUMS), (*of, *amounts), strict=True)))
+            for of, amounts in wanted.items()
+        ],
+        batch_size=60,
+    )
+    return False
+
 
 #: Sums of days before are forgotten; no ledger is kept for less.
 MOST_DAYS = 35
@@ -125,11 +227,11 @@ def _look(client: redis.Redis, days: int) -> Findings:
     for name, count in sums.items():
         day, tenant_id, what, model = parts_of(name.decode())
         if day >= f"{since:%Y-%m-%d}":
-            kind, unbilled = divmod(SUMS.index(what), 2)
+            kind, unbilled = divmod(REDIS_SUMS.index(what), 2)
             of = line(tenant_id, model)
             (of.unbilled if unbilled else of.engine)[kind] += int(count)
     waiting = {record.request_id: record for record in _records(spooled)}
-    for tenant_id, model, prompt, output in _ledger(since, now, waiting):
+    for tenant_id, model, prompt, output in _reconciliation_ledger(since, now, waiting):
         ledger = line(tenant_id, model).ledger
         ledger[0] += prompt
         ledger[1] += output
@@ -146,7 +248,7 @@ def _records(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Us
             continue  # the drainer sets it apart
 
 
-def _ledger(
+def _reconciliation_ledger(
     since: datetime, until: datetime, waiting: dict[str, UsageRecord]
 ) -> Iterator[tuple[int, str, int, int]]:
     """(tenant, model, prompt, output): rows until a moment, with those that waited then, each once.

@@ -19,8 +19,8 @@ from metering.models import (
     Webhook,
     WebhookDelivery,
 )
-from tenants.holdings import Holding, of_tenant, register
 from tenants.models import Tenant
+from tenants.tenant_data import Holding, of_tenant, register
 
 #: What became of a request, with its content, is kept for so long,
 KEEP_DAYS = 30

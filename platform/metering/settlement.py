@@ -5,23 +5,98 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any, TypeVar, cast
 
 import msgspec
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
-from engine.contract.protocol import written_key
-from metering.accounts import Account, since_key, sums_key
+from common.db import in_db_thread
+from engine.contract import redis_keys
+from engine.contract.redis_keys import written_key
 from metering.admission import UNLIMITED, Admission, taken_key
-from metering.gateways import GATEWAY, open_key, reservation_key
 from metering.ledger import insert_records
-from metering.records import UsageRecord, encode_record
-from metering.redis_clients import key, redis_link
-from metering.scripts import run_script
-from tenants.db_threads import in_db_thread
+from metering.open_requests import GATEWAY, open_key, reservation_key
+from metering.redis_scripts import key, redis_link, run_script
+from metering.usage_record import UsageRecord, encode_record
+
+# -- What a request is billed with beside what the engine wrote for it: for `reconcile_usage`.
+#
+# Replicas count what they write of each open request, in the script that writes it. Whoever
+# settles a
+# request closes that count in the script that settles, and adds it to sums by day, tenant and
+# model:
+# what the engine wrote, and how much of that isn't billed by rule. So a process that is killed
+# leaves both or neither, and the ledger must hold the difference of the two.
+
+
+#: What is summed, of prompts and of outputs.
+SUMS = ("prompt", "unbilled_prompt", "output", "unbilled_output")
+
+
+def sums_key() -> str:
+    """Redis's hash of sums: `name_of` -> tokens."""
+    return key("accounts")
+
+
+def since_key() -> str:
+    """When the sums begin: requests that came before aren't in them."""
+    return key("accounts:since")
+
+
+def name_of(day: str, tenant_id: int, model: str, what: str) -> str:
+    """A field of `sums_key`."""
+    return f"{day} {tenant_id} {what} {model}"
+
+
+def parts_of(name: str) -> tuple[str, int, str, str]:
+    """(day, tenant, what, model) of a field of `sums_key`."""
+    day, tenant_id, what, model = name.split(" ", 3)
+    return day, int(tenant_id), what, model
+
+
+@dataclass(frozen=True)
+class Account:
+    """Which of the engine's requests a record is about.
+
+    Attributes:
+        names: the engine's ids. outputs: of each.
+        whole: every output came to an end of the engine's own, so all of it is billed. Otherwise
+            less may be: a stop string was found, the client left, nobody went on with it.
+        billed_prompt, billed_output: what was settled of them before, under another id.
+    """
+
+    names: Sequence[str]
+    outputs: int = 1
+    whole: bool = False
+    billed_prompt: int = 0
+    billed_output: int = 0
+
+    def encode(self, record: UsageRecord) -> bytes:
+        """JSON, as `settle.lua` reads it."""
+        started_at = cast(datetime, record.started_at).astimezone(UTC)
+        day = f"{started_at:%Y-%m-%d}"
+        fields = [
+            redis_keys.output_field(n, i) for n, i in product(self.names, range(self.outputs))
+        ]
+        return msgspec.json.encode(
+            {
+                "prompts": [redis_keys.prompt_field(name) for name in self.names],
+                "outputs": fields,
+                "whole": self.whole,
+                "prompt": record.prompt_tokens,
+                "output": record.completion_tokens,
+                "before": [self.billed_prompt, self.billed_output],
+                "started": started_at.timestamp(),
+                "sums": [name_of(day, record.tenant_id, record.model, what) for what in SUMS],
+            }
+        )
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,9 @@ import logging
 from celery import shared_task
 
 from metering.alerts import send_alerts
-from metering.reconciliation import reconcile, tidy
-from metering.redis_clients import sync_client
+from metering.reconciliation import check_days, reconcile, tidy
+from metering.redis_scripts import sync_client
 from metering.retention import remove_old_entries, remove_old_requests
-from metering.roll_up_check import check_days
 from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 
 logger = logging.getLogger(__name__)

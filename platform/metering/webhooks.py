@@ -24,16 +24,15 @@ from django.db import transaction
 from django.db.models import F, Min, QuerySet
 from django.utils import timezone
 
+from common.errors import RateLimited
+from common.outbound_http import post
+from common.task_queue import hint
 from engine.contract.errors import QuireError
-from metering.errors import RateLimited
-from metering.models import Webhook, WebhookDelivery
-from metering.models.webhook_delivery import PAUSES
-from metering.redis_clients import key, sync_client
+from metering.models import PAUSES, Webhook, WebhookDelivery
+from metering.redis_scripts import key, sync_client
 from metering.retention import remove_rows
 from tenants.breaker import Breaker
-from tenants.egress import post
 from tenants.models import Tenant
-from tenants.work import hint
 
 logger = logging.getLogger(__name__)
 

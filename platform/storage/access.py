@@ -12,14 +12,18 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Tex
 from django.db.models.functions import Cast, Coalesce, Length, RowNumber
 from django.utils import timezone
 
+from common.errors import NotFound
+from common.files import is_id
 from engine.contract.errors import InvalidRequest
 from storage.blobs import blob_path
-from storage.errors import NotFound
-from storage.ids import is_id
 from storage.models import (
+    OPEN,
     Batch,
     BatchStatus,
+    ConversationItem,
+    ItemConversation,
     ResponseStatus,
+    SavedConversation,
     StoredCompletion,
     StoredFile,
     StoredResponse,
@@ -27,37 +31,64 @@ from storage.models import (
     UploadPart,
     UploadStatus,
 )
-from storage.models.batch import OPEN
+from tenants.access import access_tenants
 from tenants.authentication import Caller
+from tenants.models import Tenant, User
 
-__all__ = [
-    "MESSAGES",
-    "Batch",
-    "BatchStatus",
-    "ResponseStatus",
-    "StoredCompletion",
-    "StoredFile",
-    "StoredResponse",
-    "StoredUpload",
-    "UploadPart",
-    "access_batch",
-    "access_batches",
-    "access_completion",
-    "access_completions",
-    "access_file",
-    "access_files",
-    "access_response",
-    "access_response_chain",
-    "access_upload",
-    "blob_path",
-    "is_free",
-    "open_batches",
-    "open_responses",
-    "page",
-    "stored_bytes",
-    "unclaimed_batches",
-    "unclaimed_responses",
-]
+# -- The one way to read kept conversations: one's own, and those shared in one's tenants.
+#
+# Everything else is 404: a stranger's, one that isn't shared, one whose end has come.
+
+
+#: Of a list.
+MAX_LISTED = 50
+MAX_SEARCH_CHARS = 200
+
+
+def access_conversations(
+    user: User, tenant: Tenant, search: str = "", before: str = ""
+) -> list[SavedConversation]:
+    """The user's own in a tenant, the last changed first, one more than `MAX_LISTED`; no documents.
+
+    Args:
+        search: words that each must have somewhere. before: the last one of the page before.
+    """
+    rows = _live().filter(tenant__in=access_tenants(user), tenant=tenant, user=user)
+    for word in search[:MAX_SEARCH_CHARS].replace("\0", "").lower().split():
+        rows = rows.filter(words__contains=word)
+    if before:
+        last = access_own_conversation(user, before)
+        earlier = Q(changed_at=last.changed_at, pk__lt=last.pk)
+        rows = rows.filter(Q(changed_at__lt=last.changed_at) | earlier)
+    ordered = rows.defer("document", "words").order_by("-changed_at", "-pk")
+    return list(ordered[: MAX_LISTED + 1])
+
+
+def access_own_conversation(user: User, public_id: str) -> SavedConversation:
+    """One that the user may change. Raises `NotFound`."""
+    return _one(_of(user).filter(user=user), public_id)
+
+
+def access_conversation(user: User, public_id: str) -> SavedConversation:
+    """One that the user may read: their own, or shared in a tenant of theirs. Raises `NotFound`."""
+    return _one(_of(user).filter(Q(user=user) | Q(shared_at__isnull=False)), public_id)
+
+
+def _live() -> QuerySet[SavedConversation]:
+    rows = SavedConversation.objects.select_related("tenant", "user")
+    return rows.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), tenant__active=True)
+
+
+def _of(user: User) -> QuerySet[SavedConversation]:
+    return _live().filter(tenant__in=access_tenants(user))
+
+
+def _one(rows: QuerySet[SavedConversation], public_id: str) -> SavedConversation:
+    row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
+    if row is None:
+        raise NotFound("Conversation not found.", param="conversation")
+    return row
+
 
 T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion, StoredUpload)
 #: Where the requests of Anthropic's batches go; those are listed apart.
@@ -68,15 +99,15 @@ MAX_TURNS = 1000
 MAX_CONVERSATION_CHARS = 32 << 20
 
 
-def _of(model: type[T], tenant_id: int) -> QuerySet[T]:
+def _access_of(model: type[T], tenant_id: int) -> QuerySet[T]:
     return model.objects.filter(tenant_id=tenant_id)  # type: ignore[return-value]
 
 
-def _live(rows: QuerySet[T]) -> QuerySet[T]:
+def _access_live(rows: QuerySet[T]) -> QuerySet[T]:
     return rows.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
 
 
-def _one(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
+def _access_one(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
     row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
     if row is None:
         raise NotFound(f"No such {what}: {public_id[:80]!r}.", param=param)
@@ -85,28 +116,28 @@ def _one(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
 
 def access_files(caller: Caller) -> QuerySet[StoredFile]:
     """The tenant's files that haven't expired."""
-    return _live(_of(StoredFile, caller.tenant_id))
+    return _access_live(_access_of(StoredFile, caller.tenant_id))
 
 
 def access_file(caller: Caller, public_id: str, param: str = "id") -> StoredFile:
     """Raises `NotFound`."""
-    return _one(access_files(caller), public_id, "File object", param)
+    return _access_one(access_files(caller), public_id, "File object", param)
 
 
 def access_upload(caller: Caller, public_id: str) -> StoredUpload:
     """Raises `NotFound`."""
-    rows = _live(_of(StoredUpload, caller.tenant_id)).select_related("file")
-    return _one(rows, public_id, "Upload object", "upload_id")
+    rows = _access_live(_access_of(StoredUpload, caller.tenant_id)).select_related("file")
+    return _access_one(rows, public_id, "Upload object", "upload_id")
 
 
 def access_batches(caller: Caller) -> QuerySet[Batch]:
     """The tenant's batches."""
-    return _of(Batch, caller.tenant_id).select_related("output_file", "error_file")
+    return _access_of(Batch, caller.tenant_id).select_related("output_file", "error_file")
 
 
 def access_batch(caller: Caller, public_id: str) -> Batch:
     """Raises `NotFound`."""
-    return _one(access_batches(caller), public_id, "batch", "id")
+    return _access_one(access_batches(caller), public_id, "batch", "id")
 
 
 def access_completions(
@@ -115,7 +146,7 @@ def access_completions(
     """The tenant's chat completions; with `metadata` those that may have it, and hardly any other:
     databases differ in what they call the same text.
     """
-    rows = _live(_of(StoredCompletion, caller.tenant_id))
+    rows = _access_live(_access_of(StoredCompletion, caller.tenant_id))
     if model:
         rows = rows.filter(model=model)
     for pair in (metadata or {}).items():
@@ -126,13 +157,13 @@ def access_completions(
 
 def access_completion(caller: Caller, public_id: str) -> StoredCompletion:
     """Raises `NotFound`."""
-    return _one(access_completions(caller), public_id, "chat completion", "completion_id")
+    return _access_one(access_completions(caller), public_id, "chat completion", "completion_id")
 
 
 def access_response(caller: Caller, public_id: str, param: str = "response_id") -> StoredResponse:
     """Raises `NotFound`."""
-    rows = _live(_of(StoredResponse, caller.tenant_id))
-    return _one(rows, public_id, "response", param)
+    rows = _access_live(_access_of(StoredResponse, caller.tenant_id))
+    return _access_one(rows, public_id, "response", param)
 
 
 def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse]:
@@ -158,10 +189,10 @@ def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse
 
 def _previous(caller: Caller, public_id: str) -> Any:
     """A response, and as `chars` how long it is, which the database knows without reading it."""
-    rows = _live(_of(StoredResponse, caller.tenant_id)).defer("request")
+    rows = _access_live(_access_of(StoredResponse, caller.tenant_id)).defer("request")
     rows = rows.annotate(chars=Length("input_items") + Length("body"))
     try:
-        return _one(rows, public_id, "response", "previous_response_id")
+        return _access_one(rows, public_id, "response", "previous_response_id")
     except NotFound as error:
         error.code = "previous_response_not_found"  # what OpenAI's clients look for
         raise
@@ -184,7 +215,7 @@ def page(
     """
     sign = "-" if newest_first else ""
     if after:
-        cursor = _one(rows, after, "object", "after")
+        cursor = _access_one(rows, after, "object", "after")
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
     ordered = rows.order_by(f"{sign}pk")
     if matches is None:
@@ -196,7 +227,7 @@ def page(
 
 def stored_bytes(tenant_id: int) -> int:
     """What a tenant's files take, and the parts of uploads that aren't files yet."""
-    total: dict[str, Any] = _of(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
+    total: dict[str, Any] = _access_of(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
     pending = {"upload__tenant_id": tenant_id, "upload__status": UploadStatus.PENDING}
     parts: dict[str, Any] = UploadPart.objects.filter(**pending).aggregate(
         sum=Sum("size", default=0)
@@ -239,3 +270,104 @@ def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
     )
     mine = turns.annotate(turn=F("running") + F("place")).filter(turn__lte=per_tenant)
     return list(mine.order_by("turn", "pk").values_list("public_id", flat=True)[:100])
+
+
+# -- The one way to read the API's conversations and their items. A stranger's is 404.
+
+
+#: Of a conversation.
+MAX_ITEMS = 10_000
+
+
+def access_item_conversation(
+    caller: Caller, public_id: str, param: str = "conversation_id"
+) -> ItemConversation:
+    """Raises `NotFound`."""
+    live = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+    rows = ItemConversation.objects.filter(live, tenant_id=caller.tenant_id)
+    row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
+    if row is None:
+        raise NotFound(f"No such conversation: {public_id[:80]!r}.", param=param)
+    return row
+
+
+def access_item(caller: Caller, conversation_id: str, item_id: str) -> ConversationItem:
+    """One item. Raises `NotFound`."""
+    row = access_item_conversation(caller, conversation_id)
+    return _item(row, item_id, "item_id")
+
+
+def _item(row: ItemConversation, item_id: str, param: str) -> ConversationItem:
+    found = row.items.filter(public_id=item_id[:64]).first() if "\0" not in item_id else None
+    if found is None or found.public_id != item_id:
+        raise NotFound(f"No such item: {item_id[:80]!r}.", param=param)
+    return found
+
+
+def access_item_page(
+    caller: Caller, conversation_id: str, *, limit: int, after: str | None, newest_first: bool
+) -> tuple[list[ConversationItem], bool]:
+    """Items behind the one called `after`, and whether more follow. Raises `NotFound`."""
+    row = access_item_conversation(caller, conversation_id)
+    rows: QuerySet[ConversationItem] = row.items.order_by("-pk" if newest_first else "pk")
+    if after:
+        cursor = _item(row, after, "after")
+        rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
+    found = list(rows[: limit + 1])
+    return found[:limit], len(found) > limit
+
+
+def access_all_items(
+    caller: Caller, conversation_id: str, until: int | None = None
+) -> list[ConversationItem]:
+    """All items, the oldest first; up to the one whose key is `until`.
+
+    Raises: `NotFound`; `InvalidRequest` for more than is read.
+    """
+    row = access_item_conversation(caller, conversation_id, "conversation")
+    if row.size > MAX_CONVERSATION_CHARS:
+        raise InvalidRequest(
+            f"A conversation may hold at most {MAX_CONVERSATION_CHARS} characters.",
+            param="conversation",
+        )
+    rows = row.items.order_by("pk")
+    if until is not None:
+        rows = rows.filter(pk__lte=until)
+    return list(rows[: MAX_ITEMS + 1])
+
+
+__all__ = [
+    "MAX_ITEMS",
+    "MESSAGES",
+    "Batch",
+    "BatchStatus",
+    "ConversationItem",
+    "ItemConversation",
+    "ResponseStatus",
+    "StoredCompletion",
+    "StoredFile",
+    "StoredResponse",
+    "StoredUpload",
+    "UploadPart",
+    "access_all_items",
+    "access_batch",
+    "access_batches",
+    "access_completion",
+    "access_completions",
+    "access_file",
+    "access_files",
+    "access_item",
+    "access_item_conversation",
+    "access_item_page",
+    "access_response",
+    "access_response_chain",
+    "access_upload",
+    "blob_path",
+    "is_free",
+    "open_batches",
+    "open_responses",
+    "page",
+    "stored_bytes",
+    "unclaimed_batches",
+    "unclaimed_responses",
+]

@@ -11,7 +11,7 @@ from storage.models import (
     StoredResponse,
     StoredUpload,
 )
-from tenants.admin.base import ReadOnlyAdmin
+from tenants.admin import ReadOnlyAdmin
 
 
 @admin.register(StoredFile)

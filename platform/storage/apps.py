@@ -11,6 +11,6 @@ class StorageConfig(AppConfig):
 
     def ready(self) -> None:
         """Name what is kept of tenants."""
-        from storage.holdings import register_all
+        from storage.tenant_data import register_all
 
         register_all()

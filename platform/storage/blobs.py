@@ -14,8 +14,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from storage.errors import NotFound
-from storage.ids import is_id
+from common.errors import NotFound
+from common.files import is_id
 
 #: Temporary files of uploads begin with this.
 PARTIAL = ".upload-"

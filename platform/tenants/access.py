@@ -1,9 +1,13 @@
 """The one way to read a tenant's objects. What a user may not see is `NotFound` (404)."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
 from django.db.models import QuerySet
 
+from common.errors import NotFound
 from tenants.actors import Actor, as_actor, require_operator, require_role
-from tenants.errors import NotFound
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -14,6 +18,27 @@ from tenants.models import (
     Tenant,
     User,
 )
+
+# -- Which models there are, for those who name some: the catalogue and the adapters say it.
+#
+# They stand above, so that each says so when it starts (`register`).
+
+
+#: What gives the names that a tenant may ask for, of one kind.
+Names = Callable[["Tenant"], Iterable[str]]
+_sources: list[Names] = []
+
+
+def register(source: Names) -> None:
+    """Names of another kind."""
+    _sources.append(source)
+
+
+def unknown_models(tenant: Tenant, wanted: Iterable[str]) -> list[str]:
+    """Those that the tenant can ask for under no name as of now, in their order."""
+    known = {name for source in _sources for name in source(tenant)}
+    return [name for name in wanted if name not in known]
+
 
 Reader = Actor | User
 
@@ -142,3 +167,11 @@ def access_invitation(user: Reader, tenant: Tenant, pk: int) -> Invitation:
     if found is None:
         raise NotFound("Invitation not found.")
     return found
+
+
+# -- What access.py takes from console.views.base.
+
+
+def first_tenant(user: Reader) -> Tenant | None:
+    """The oldest active one that the user may see, or None."""
+    return access_tenants(user).filter(active=True).order_by("pk").first()

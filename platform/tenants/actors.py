@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenants import scopes
-from tenants.errors import NotFound, PermissionDenied
+from common.errors import NotFound, PermissionDenied
+from tenants import api_keys as scopes
 from tenants.models import ActorKind, ApiKey, Membership, Role, Tenant, User
 
 

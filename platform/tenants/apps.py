@@ -12,13 +12,13 @@ class TenantsConfig(AppConfig):
 
     def ready(self) -> None:
         """Guard the audit log whenever the schema may have changed; name what is kept."""
-        from tenants.own_holdings import register_all
+        from tenants.tenant_data import register_all
 
-        post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit_guard")
+        post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit")
         register_all()
 
 
 def _guard(using: str, **_: object) -> None:
-    from tenants.audit_guard import guard_audit_log
+    from tenants.audit import guard_audit_log
 
     guard_audit_log(using)

@@ -1,12 +1,122 @@
 """Writing audit rows."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from django.db import models, transaction
+from asgiref.sync import iscoroutinefunction
+from django.db import connections, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.http import HttpRequest
+from django.utils.decorators import sync_and_async_middleware
 
 from tenants.actors import Actor
 from tenants.models import AuditEntry, Tenant
+
+# -- What audit.py takes from console.views.audit.
+
+
+COLUMNS = (
+    *("id", "at", "actor_kind", "actor", "actor_id", "actor_key_id", "address", "tenant"),
+    *("action", "target_type", "target_id", "target", "changes", "details"),
+)
+
+
+def as_record(entry: AuditEntry) -> dict[str, Any]:
+    """An entry as the API and the files have it."""
+    details = dict(entry.details)
+    return {
+        "id": entry.pk,
+        "at": entry.at.isoformat(),
+        "actor_kind": entry.actor_kind,
+        "actor": entry.actor_label,
+        "actor_id": entry.actor_id,
+        "actor_key_id": entry.actor_key_id,
+        "address": entry.address,
+        "tenant": entry.tenant.slug if entry.tenant else None,
+        "action": entry.action,
+        "target_type": entry.target_type,
+        "target_id": entry.target_id,
+        "target": entry.target_label,
+        "changes": details.pop("changes", {}),
+        "details": details,
+    }
+
+
+# -- Triggers that keep the audit log as it was written, whoever talks to the database.
+#
+# The model refuses changes in Python; these refuse what goes past it. They are made after every
+# `migrate`, because SQLite drops a table's triggers whenever Django rebuilds the table. Only the
+# log's own retention (`tenants.audit_retention`) may delete, in transactions that say so.
+
+
+TABLE = AuditEntry._meta.db_table
+SAYS = "Audit entries can neither be changed nor deleted."
+
+_SQLITE = [
+    (
+        f"CREATE TRIGGER IF NOT EXISTS audit_no_{verb.lower()} BEFORE {verb} ON {TABLE} "
+        f"BEGIN SELECT RAISE(ABORT, '{SAYS}'); END"
+    )
+    for verb in ("UPDATE", "DELETE")
+]
+_POSTGRESQL = [
+    "CREATE OR REPLACE FUNCTION audit_stays() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN IF TG_OP = 'DELETE' AND current_setting('quire.audit_retention', true) = 'on' "
+    f"THEN RETURN OLD; END IF; RAISE EXCEPTION '{SAYS}'; END $$",
+    "CREATE OR REPLACE TRIGGER audit_no_change BEFORE UPDATE OR DELETE ON "
+    f"{TABLE} FOR EACH ROW EXECUTE FUNCTION audit_stays()",
+    "CREATE OR REPLACE TRIGGER audit_no_truncate BEFORE TRUNCATE ON "
+    f"{TABLE} FOR EACH STATEMENT EXECUTE FUNCTION audit_stays()",
+]
+_LIFT = {
+    "sqlite": [f"DROP TRIGGER IF EXISTS audit_no_{verb}" for verb in ("update", "delete")],
+    "postgresql": [
+        f"DROP TRIGGER IF EXISTS {name} ON {TABLE}"
+        for name in ("audit_no_change", "audit_no_truncate")
+    ],
+}
+_GUARD = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL}
+#: Around deletions of one transaction. SQLite has no variables, but one writer at a time: nobody
+#: else deletes while the trigger is away, and a transaction that fails brings it back.
+_BEGIN = {
+    "sqlite": "DROP TRIGGER audit_no_delete",
+    "postgresql": "SET LOCAL quire.audit_retention = 'on'",
+}
+_END = {"sqlite": _SQLITE[1], "postgresql": "SET LOCAL quire.audit_retention = 'off'"}
+
+
+def guards(vendor: str) -> list[str]:
+    """Statements that set the triggers up; running them again changes nothing."""
+    return _GUARD[vendor]
+
+
+def lifts(vendor: str) -> list[str]:
+    """Statements that take the triggers away: for a test's database, which is emptied."""
+    return _LIFT[vendor]
+
+
+def guard_audit_log(using: str) -> None:
+    """Set the triggers up. Raises DatabaseError."""
+    connection: BaseDatabaseWrapper = connections[using]
+    with connection.cursor() as cursor:
+        if TABLE in connection.introspection.table_names(cursor):
+            for statement in guards(connection.vendor):
+                cursor.execute(statement)
+
+
+@contextmanager
+def deletions_allowed(using: str) -> Iterator[None]:
+    """A transaction that may delete audit rows, for the retention of the log alone."""
+    connection = connections[using]
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        cursor.execute(_BEGIN[connection.vendor])
+        yield
+        cursor.execute(_END[connection.vendor])
+
 
 SECRET_FIELDS = frozenset({"salt", "digest", "password"})
 #: The IP address that the request being served came from; "" for commands and workers.
@@ -43,3 +153,27 @@ def record(
         target_label=str(target)[:250],
         details=details,
     )
+
+
+# -- Notes where a request comes from, for the audit log.
+
+
+@sync_and_async_middleware
+def note_address(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
+    """Middleware: the address of the request being served, for `tenants.audit.record`."""
+
+    async def in_loop(request: HttpRequest) -> Any:
+        token = acting_from.set(request.META.get("REMOTE_ADDR") or "")
+        try:
+            return await get_response(request)
+        finally:
+            acting_from.reset(token)
+
+    def in_thread(request: HttpRequest) -> Any:
+        token = acting_from.set(request.META.get("REMOTE_ADDR") or "")
+        try:
+            return get_response(request)
+        finally:
+            acting_from.reset(token)
+
+    return in_loop if iscoroutinefunction(get_response) else in_thread

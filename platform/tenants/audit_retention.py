@@ -13,7 +13,7 @@ from django.db import router
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from tenants.audit_guard import deletions_allowed
+from tenants.audit import deletions_allowed
 from tenants.models import AuditEntry, Tenant
 
 ROUTINE = (

@@ -19,12 +19,14 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils import timezone
 
-from tenants import events, scopes, secrets
-from tenants.cached_lookup import CachedLookup
+from common.cached_lookup import CachedLookup
+from common.db import in_admission_thread
+from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
+from common.outbound_http import networks_of
+from tenants import api_keys as scopes
+from tenants import api_keys as secrets
+from tenants import signals as events
 from tenants.caller import Caller, Refusal
-from tenants.db_threads import in_admission_thread
-from tenants.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
-from tenants.key_limits import networks_of
 from tenants.models import ApiKey, Membership, Role, Tenant, User
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from tenants.errors import AuthenticationFailed, PermissionDenied
-from tenants.key_limits import Network, is_within
+from common.errors import AuthenticationFailed, PermissionDenied
+from common.outbound_http import Network, is_within
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Caller:
         weight: > 0, the tenant's share of a busy engine.
         kv_reserved_fraction, kv_max_fraction: of a replica's KV cache; see `EngineRequest`.
         max_priority: >= 0; priorities down to minus this number are allowed.
-        scopes: see `tenants.scopes`.
+        scopes: see `tenants.api_keys`.
         requests_per_minute, tokens_per_minute: the tenant's own limits; None: the default.
         key_requests_per_minute, key_tokens_per_minute: the key's, within the tenant's; None: none.
         key_family: the first of the keys that followed each other by rotation.

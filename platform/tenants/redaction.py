@@ -3,7 +3,7 @@
 import re
 from urllib.parse import urlsplit
 
-#: Links that let whoever has them in, and API keys by their shape (`tenants.secrets`).
+#: Links that let whoever has them in, and API keys by their shape (`tenants.api_keys`).
 _TOKENS = re.compile(
     r"(/invitation/|/account/password/reset/key/|sk-quire-[a-z0-9]{10})[a-z0-9_-]{12,}", re.I
 )

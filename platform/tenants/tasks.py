@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 
 from tenants import audit_retention
-from tenants.actions.erasure import ERASE, remove_data, remove_requested
+from tenants.actions.tenants import ERASE, remove_data, remove_requested
 from tenants.models import Tenant
 
 logger = logging.getLogger(__name__)

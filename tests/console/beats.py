@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 
 
 def heartbeat(

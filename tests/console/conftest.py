@@ -10,8 +10,9 @@ import redis
 from django.test import Client
 
 from catalog import access as catalog_access
-from engine.contract import protocol
-from engine.contract.protocol import Heartbeat
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat
 from tenants import authentication
 from tenants.models import User
 from tests.console.rows import make_rows
@@ -54,8 +55,8 @@ def beat(live_redis: str, key_prefix: str) -> Iterator[Beat]:
     client: Any = redis.Redis.from_url(live_redis)
 
     def write(heartbeat: Heartbeat) -> None:
-        client.sadd(protocol.replicas_key(key_prefix), heartbeat.replica_id)
-        key = protocol.replica_key(heartbeat.replica_id, key_prefix)
+        client.sadd(redis_keys.replicas_key(key_prefix), heartbeat.replica_id)
+        key = redis_keys.replica_key(heartbeat.replica_id, key_prefix)
         client.set(key, protocol.encode(heartbeat), px=60_000)
 
     yield write

@@ -59,7 +59,7 @@ def logged_in(name: str) -> str:
     """
     from django.contrib.sessions.backends.db import SessionStore
 
-    from console.identity.recent import AT
+    from accounts.reauthentication import AT
     from tests.console.sessions import session_of
 
     session = SessionStore(session_of(name))

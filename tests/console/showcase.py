@@ -77,7 +77,7 @@ def money(press: Any) -> None:
 def usage(tenants: dict[str, Any]) -> None:
     """Two weeks of it."""
     from metering.ledger import insert_records
-    from metering.records import UsageRecord
+    from metering.usage_record import UsageRecord
 
     now = datetime.now(UTC)
     insert_records(
@@ -147,8 +147,8 @@ def wave(hour: float) -> float:
 
 def traffic(width: int, start: int, tenant: int, load: float) -> Any:
     """One bucket of one tenant's; tenant 0 is all together."""
+    from history.buckets import place_of
     from history.models import TrafficSample
-    from history.spread import place_of
 
     requests = max(1, round(load * width / 5))
     return TrafficSample(

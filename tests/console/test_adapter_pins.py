@@ -9,13 +9,14 @@ import redis
 from django.core.management import call_command
 
 from adapters import actions, pins, tasks
-from adapters.errors import Conflict, PermissionDenied
 from adapters.models import Adapter, AdapterVersion
 from adapters.store import content_path
 from catalog.models import ServedModel
-from engine.contract import protocol
-from engine.contract.adapters import AdapterState
-from engine.contract.protocol import Control
+from common.errors import Conflict, PermissionDenied
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.lora import AdapterState
+from engine.contract.messages import Control
 from tenants.actors import COMMAND_LINE, SYSTEM
 from tenants.models import AuditEntry, Tenant, User
 from tests.console.beats import heartbeat
@@ -45,7 +46,7 @@ def says(beat: Beat, *pinned: AdapterVersion, room: int = 1 << 30, slots: int = 
 def words(live_redis: str, key_prefix: str) -> Any:
     """What the replica was told since: digest -> whether to pin it."""
     client = redis.Redis.from_url(live_redis)
-    key = protocol.inbox_key(REPLICA, key_prefix)
+    key = redis_keys.inbox_key(REPLICA, key_prefix)
 
     def take() -> dict[str, bool]:
         told = [protocol.decode_inbox(fields[protocol.FIELD])

@@ -12,7 +12,7 @@ from django.utils import timezone
 from adapters import actions
 from adapters.models import Adapter, AdapterVersion
 from catalog.models import ServedModel
-from engine.contract.adapters import ADAPTER_FILES, AdapterState
+from engine.contract.lora import ADAPTER_FILES, AdapterState
 from metering.models import RequestEntry, UsageEntry
 from tenants import actions as tenants
 from tenants.actors import SYSTEM

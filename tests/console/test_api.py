@@ -10,12 +10,12 @@ import redis
 from django.test import Client
 from django.utils import timezone
 
+from catalog.live_status import ORDER
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
-from console.replicas import ORDER
-from engine.contract.protocol import STALL_AFTER_S
+from engine.contract.messages import STALL_AFTER_S
 from metering.ledger import insert_records
-from metering.records import UsageRecord
+from metering.usage_record import UsageRecord
 from tenants.actions import add_member
 from tenants.actors import SYSTEM
 from tenants.models import Role, Tenant, User

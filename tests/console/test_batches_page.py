@@ -8,7 +8,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from console import batches as pages
+from console.views import batches as pages
 from storage import actions
 from storage.models import Batch, BatchStatus, StoredFile
 from tenants.models import AuditEntry, Membership, Tenant, User

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from catalog.models import Replica, ServedModel
+from common.files import new_id
 from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
-from storage.ids import new_id
 from storage.models import Batch, SavedConversation, StoredFile
 from tenants import actions
 from tenants.actors import SYSTEM

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from safetensors.torch import save
 
-from adapters import actions, check, store, work
+from adapters import actions, store
+from adapters import version_jobs as check
+from adapters import version_jobs as work
 from adapters.models import Adapter, AdapterUpload, AdapterVersion, VersionState
 from catalog.models import ServedModel
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.lora.check import check_adapter
 from tenants.actors import SYSTEM
 from tenants.models import Tenant

@@ -16,7 +16,7 @@ from allauth.mfa.totp.internal.auth import TOTP, format_hotp_value, generate_tot
 from django.core import mail
 from django.test import Client
 
-from console.identity import recent
+from accounts import reauthentication as recent
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User

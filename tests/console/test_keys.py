@@ -9,7 +9,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from tenants import actions, secrets
+from tenants import actions
+from tenants import api_keys as secrets
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Role, Tenant, User
 from tests.console.conftest import Login
@@ -105,7 +106,7 @@ def test_a_secret_that_nobody_looked_at_is_gone_after_a_minute(
 ) -> None:
     client = login("ada")
     answer = client.post(PAGE, NEW)
-    monkeypatch.setattr("tenants.shown_once.SECONDS", -1)
+    monkeypatch.setattr("common.one_time.SECONDS", -1)
     assert "Your new key" not in client.get(answer["Location"]).content.decode()
 
 

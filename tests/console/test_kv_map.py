@@ -11,16 +11,15 @@ import msgspec
 import pytest
 import redis
 
-from console.kv import consumer as kv_consumer
-from console.kv import hub as kv_hub
-from console.kv import snapshot as kv_snapshot
-from console.kv.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
-from console.kv.mirror import Mirror
-from console.kv.sight import OperatorSight, TenantSight
-from engine.contract import protocol
-from engine.contract.block_map import BlockFrame, BlockState, frames_key, watch_key
-from engine.contract.redis_clients import async_client
-from engine.serving.block_map import BlockMap, FramePublisher
+from engine.contract import redis_keys
+from engine.contract.replica_state import BlockFrame, BlockState, frames_key, watch_key
+from engine.serving.kv_map import BlockMap, FramePublisher
+from engine.system.redis_client import async_client
+from kv_map import access as kv_snapshot
+from kv_map import consumer as kv_consumer
+from kv_map import hub as kv_hub
+from kv_map.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
+from kv_map.state import Mirror, OperatorSight, TenantSight
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import Role, Tenant, User
@@ -249,7 +248,7 @@ def test_strangers_are_asked_who_they_are(client: Any) -> None:
 
 
 def test_the_channel_is_the_installations_own() -> None:
-    assert frames_key("r1", "mine") != frames_key("r1", protocol.KEY_PREFIX)
+    assert frames_key("r1", "mine") != frames_key("r1", redis_keys.KEY_PREFIX)
 
 
 SHORT = ("[]", "{}", '{"replica": 1, "tenant": ""}', "x" * 2000)

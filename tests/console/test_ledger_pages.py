@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from console.identity import recent
+from accounts import reauthentication as recent
 from metering import actions as money
-from metering import report_pages, webhooks
+from metering import reports as report_pages
+from metering import webhooks
 from metering.ledger import insert_records
 from metering.models import Budget, Price, Webhook, WebhookDelivery
-from metering.records import UsageRecord
+from metering.usage_record import UsageRecord
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Role, Tenant, User

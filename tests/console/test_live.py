@@ -16,13 +16,12 @@ from channels.testing import WebsocketCommunicator
 from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 
+from common.messaging import apublish
 from console.live.consumer import MAX_TOPICS, ConsoleConsumer
-from console.live.hub import RightsWatch, hub
-from console.live.routing import SOCKET_PATH, websocket_urlpatterns
-from console.live.topics import TOPICS, Audience, Topic
+from console.live.hub import TOPICS, Audience, RightsWatch, Topic, hub
+from console.routing import SOCKET_PATH, websocket_urlpatterns
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.live import apublish
 from tenants.models import Membership, Role, Tenant, User
 from tests.console.rows import make_rows
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.http import QueryDict
 
-from catalog.engine_options import NAMED
-from console.models_page.options import GROUPS, PREFIX, SettingsForm
-from engine.contract.config import EngineConfig
+from catalog.cli import NAMED
+from console.views.model_forms import GROUPS, PREFIX, SettingsForm
+from engine.contract.engine_config import EngineConfig
 
 
 def sent(**fields: str | list[str]) -> QueryDict:

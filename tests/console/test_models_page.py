@@ -11,7 +11,7 @@ from django.test import Client
 
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
-from engine.contract.loading import LoadPhase
+from engine.contract.replica_state import LoadPhase
 from tenants.models import AuditEntry, Membership, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login

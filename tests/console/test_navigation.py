@@ -7,8 +7,8 @@ import re
 import pytest
 from django.urls import resolve, reverse
 
-import console.pages
-from console.pages import SECTIONS, Page, Who, navigation, pages
+import console.navigation
+from console.navigation import SECTIONS, Page, Who, navigation, pages
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import Role, Tenant, User
@@ -37,7 +37,7 @@ def test_names_and_addresses_are_each_ones_own() -> None:
 
 def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
     unbuilt = Page("unbuilt", "console/unbuilt/", "Unbuilt", "list")
-    monkeypatch.setattr(console.pages, "SECTIONS", {**SECTIONS, "More": (unbuilt,)})
+    monkeypatch.setattr(console.navigation, "SECTIONS", {**SECTIONS, "More": (unbuilt,)})
     root = User.objects.get(username="root")
     assert "More" not in [section["title"] for section in navigation(root, "/")]
 

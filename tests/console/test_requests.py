@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from metering.models import RequestContent, RequestEntry
-from metering.requests.note import Hop, OutputNote, RequestNote, note_text
+from metering.request_log import Hop, OutputNote, RequestNote, note_text
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import AuditEntry, Role, Tenant, User
@@ -245,7 +245,7 @@ def test_erasing_a_tenant_takes_its_requests_along(requests: None) -> None:
         request_id="x", tenant=acme, prompt="p", answer="a", at=timezone.now()
     )
     actions.erase_tenant(actor=SYSTEM, tenant=acme, confirm="acme")
-    from tenants.actions.erasure import remove_data
+    from tenants.actions.tenants import remove_data
 
     removed = remove_data(tenant=acme)
     assert not RequestEntry.objects.filter(tenant=acme).exists()

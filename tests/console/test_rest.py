@@ -14,9 +14,10 @@ from django.core.cache import cache
 from django.db import transaction
 from django.test import Client
 
-from console.identity import recent
-from inference.web import guesses
-from tenants import actions, scopes
+from accounts import reauthentication as recent
+from inference.web import authentication as guesses
+from tenants import actions
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
 from tests.console.conftest import Login
@@ -234,7 +235,7 @@ def answers(callers: dict[str, Caller], method: str, path: str, body: str) -> di
 
 
 def test_every_route_and_method_is_in_the_table() -> None:
-    from console.rest.urls import router
+    from management_api.urls import router
 
     served = set()
     for pattern in router.urls:

@@ -14,9 +14,9 @@ from django.utils import timezone
 from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from metering import actions as money
+from metering.budgets import seed
 from metering.models import Budget, Price
 from metering.rules import read_rules
-from metering.seeding import seed
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import Role

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from console.sampling_fields import GROUPS, SamplingField
+from console.views.playground import GROUPS, SamplingField
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
 

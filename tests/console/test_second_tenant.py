@@ -12,7 +12,7 @@ from django_filters.rest_framework import DjangoFilterBackend
 
 from adapters.models import Adapter, AdapterUpload
 from catalog.models import ServedModel
-from console.rest.urls import router
+from management_api.urls import router
 from metering.models import Budget, Webhook
 from tenants.models import ApiKey, AuditEntry, ServiceAccount, Tenant, User
 from tests.console.conftest import Login

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from config.in_force import attributes, in_force
-from config.variables import ADDRESSES, GROUPS, SECRETS
+from common.effective_settings import attributes, in_force
+from common.settings import ADDRESSES, GROUPS, SECRETS
 from tenants.redaction import without_credentials
 from tests.console.conftest import Login
 
@@ -27,9 +27,9 @@ def test_the_page_of_the_platform_names_the_same_variables() -> None:
 
 
 def test_every_variable_that_settings_read_is_told() -> None:
-    folder = ROOT / "platform" / "config"
+    folder = ROOT / "platform"
     read = set()
-    for name in ("settings", "identity"):
+    for name in ("config/settings", "accounts/settings"):
         text = (folder / f"{name}.py").read_text(encoding="utf-8")
         read |= set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', text))
         assert "os.environ" not in text

@@ -13,8 +13,8 @@ from django.core.cache import cache
 from django.test import Client
 from django.utils import timezone
 
-from console import tasks
-from console.identity import groups
+from accounts import group_sync as groups
+from accounts import tasks as tasks
 from tenants import actions, breaker
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Tenant, User

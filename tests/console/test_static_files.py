@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 import console
-from console.sheets import SHEETS, sheet, sheet_address
+from console.static_bundles import SHEETS, sheet, sheet_address
 
 STATIC = Path(console.__file__).parent / "static/console"
 SCRIPTS = sorted(STATIC.rglob("*.js"))

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from demo.styles import STYLES
 from demo.train import TEMPERATURE, export
-from engine.text.generation_config import read_generation_config, sampling_defaults
+from engine.text.tokenizer_files import read_generation_config, sampling_defaults
 
 MEGABYTE = 1_000_000
 

@@ -19,8 +19,8 @@ import psycopg
 import pytest
 
 from catalog.processes import spawn
-from inference.web.guesses import MOST
-from tenants.secrets import new_key
+from inference.web.authentication import MOST
+from tenants.api_keys import new_key
 from tests.deploy.containers import BRIDGE_HERE, COMPOSE, Containers, clean, example
 from tests.deploy.proxies import free_port
 from tests.deploy.test_systemd import service

@@ -19,7 +19,7 @@ def options_of(name: str) -> frozenset[str]:
 
 def our_options() -> frozenset[str]:
     """Every option of Quire's own commands."""
-    ours = ("config", "tenants", "catalog", "adapters", "metering", "console")
+    ours = ("config", "tenants", "catalog", "adapters", "metering", "console", "accounts", "chaos")
     names = [name for name, app in get_commands().items() if app in ours]
     return frozenset().union(*map(options_of, names))
 

@@ -84,6 +84,10 @@ def test_the_index_names_every_document() -> None:
 
 def test_every_command_of_ours_has_its_line_in_the_platforms_page() -> None:
     text = (ROOT / "docs" / "platform.md").read_text()
-    folders = (ROOT / "platform").glob("*/management/commands/*.py")
-    names = {path.stem for path in folders} - {"__init__"}
+    files = [
+        one
+        for each in ("platform/*", "chaos")
+        for one in ROOT.glob(f"{each}/management/commands/*.py")
+    ]
+    names = {path.stem for path in files} - {"__init__"}
     assert {name for name in names if f"`{name}`" not in text} == set()

@@ -13,13 +13,14 @@ import httpx
 import redis
 
 from adapters.cards import TTL_S
-from config.chaos.instance import Instance
-from config.chaos.kills import _kill, _victims
-from config.chaos.kinds import ADAPTER, OTHER_ADAPTER
-from config.redis_urls import socket_url
-from engine.contract import protocol
-from engine.contract.adapters import AdapterRef
-from engine.contract.protocol import Control
+from chaos.instance import Instance
+from chaos.kills import _kill, _victims
+from chaos.kinds import ADAPTER, OTHER_ADAPTER
+from config.connections import socket_url
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import Control
 
 READERS, PROMPTS, TOKENS = 6, 3, 120
 #: Answers at the least, and seconds from one turn of the name to the next: gateways look it up
@@ -171,5 +172,6 @@ def _unload(instance: Instance, digests: set[str]) -> None:
             for digest in sorted(digests):
                 message = Control(command="unload_adapter", adapter=AdapterRef(digest=digest))
                 client.xadd(
-                    protocol.inbox_key(beat.replica_id), {protocol.FIELD: protocol.encode(message)}
+                    redis_keys.inbox_key(beat.replica_id),
+                    {protocol.FIELD: protocol.encode(message)},
                 )

@@ -1,6 +1,6 @@
 """A real replica that takes drafts for free, so that all that are found are checked.
 
-In the place of `config.chaos.behind_relay`, as which it's run. By default few drafts would pay of
+In the place of `chaos.behind_relay`, as which it's run. By default few drafts would pay of
 the demo model's, at so many streams. Without speculation nothing is another.
 """
 

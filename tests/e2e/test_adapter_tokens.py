@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from engine.contract.adapters import ADDED_TOKENS_FILE
+from engine.contract.lora import ADDED_TOKENS_FILE
 from tests.e2e.product import Product
 from tests.engine.lora.adapters import DEMO_MODEL, demo_adapter
 

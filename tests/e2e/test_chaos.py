@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from config.chaos import faults, instance, run
-from config.chaos.client import Client, clients
-from config.chaos.instance import Instance, running, until
-from config.chaos.kills import STREAMED, Kills, _victims
-from config.chaos.report import passed, summary
-from config.chaos.run import Faults, Request
+from chaos import faults, instance, run
+from chaos.client import Client, clients
+from chaos.instance import Instance, running, until
+from chaos.kills import STREAMED, Kills, _victims
+from chaos.report import passed, summary
+from chaos.run import Faults, Request
 from tests.e2e import drafting_replica, patient_settings
 from tests.e2e.adapter_swaps import ANSWERS, swapped_under_kills
 from tests.e2e.product import ROOT, clean_environment

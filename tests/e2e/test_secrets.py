@@ -341,8 +341,8 @@ django.setup()
 from django.apps import apps
 from django.conf import settings
 from django.views.debug import get_default_exception_reporter_filter
-from config.environment import READ
-from config.up.credentials import Credentials
+from common.settings import READ
+from config.up.first_run import Credentials
 from inference.settings import gateway_settings
 print(repr(settings))
 print(repr(READ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.contract.time_slice import SHORT_NS
+from engine.system.host import SHORT_NS
 from tests.e2e.product import Product
 from tests.short_turns import keeps_slices, turn_ns
 

@@ -17,8 +17,9 @@ import openai
 import pytest
 import redis
 
-from config.redis_urls import socket_url
-from engine.contract import protocol
+from config.connections import socket_url
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
 from tests.e2e.product import Product, wait_for
 from tests.engine.replica import Gateway
 from tests.platform.test_processes import gone
@@ -30,8 +31,8 @@ STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "128"))
 def replica_of(product: Product) -> Gateway:
     """A protocol-level connection to the replica of the product's first model."""
     url = socket_url(product.data_dir)
-    prefix = protocol.KEY_PREFIX
-    ids = redis.Redis.from_url(url).smembers(protocol.replicas_key(prefix))
+    prefix = redis_keys.KEY_PREFIX
+    ids = redis.Redis.from_url(url).smembers(redis_keys.replicas_key(prefix))
     for replica_id in ids:
         gateway = Gateway(url, prefix, replica_id.decode())
         heartbeat = gateway.heartbeat()

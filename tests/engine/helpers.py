@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import EngineRequest
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.kv_cache import NULL_BLOCK, Block, BlockHashes, ContentKey, make_layout
-from engine.kv_cache.hashing import scope_key
+from engine.kv_cache.prefix_cache import scope_key
 from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_budget import PrefillShare
 
 
 class Driver:

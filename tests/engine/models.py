@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from engine.survey.tiny import Oracle as SurveyOracle
 from tests.engine.greedy import greedy_all
 from tests.made_once import copied
+from tests.survey.tiny import Oracle as SurveyOracle
 
 VOCAB = 384
 CHAT_TEMPLATE = (

@@ -14,8 +14,9 @@ from typing import Any
 
 import redis
 
-from engine.contract import protocol
-from engine.contract.protocol import (
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import (
     AbortRequest,
     Control,
     ControlReply,
@@ -41,7 +42,7 @@ class Gateway:
 
     def send(self, message: InboxMessage) -> bytes:
         """XADD to the inbox; returns the entry id."""
-        key = protocol.inbox_key(self.replica_id, self.prefix)
+        key = redis_keys.inbox_key(self.replica_id, self.prefix)
         return self.redis.xadd(key, {protocol.FIELD: protocol.encode(message)})
 
     def request(self, request_id: str, prompt: list[int], **sampling: object) -> bytes:
@@ -83,7 +84,7 @@ class Gateway:
 
     def read(self, block_ms: int = 100) -> None:
         """Take over what the outbox holds."""
-        key = protocol.outbox_key("g1", self.prefix)
+        key = redis_keys.outbox_key("g1", self.prefix)
         found = self.redis.xread({key: self._last}, block=block_ms)
         for _, entries in found or []:
             for entry_id, fields in entries:
@@ -122,12 +123,12 @@ class Gateway:
 
     def heartbeat(self) -> Heartbeat | None:
         """The replica's heartbeat, if it has one."""
-        data = self.redis.get(protocol.replica_key(self.replica_id, self.prefix))
+        data = self.redis.get(redis_keys.replica_key(self.replica_id, self.prefix))
         return protocol.decode_heartbeat(data) if data else None
 
     def pending(self) -> int:
         """Inbox entries that are read and not acknowledged."""
-        key = protocol.inbox_key(self.replica_id, self.prefix)
+        key = redis_keys.inbox_key(self.replica_id, self.prefix)
         return self.redis.xpending(key, protocol.CONSUMER_GROUP)["pending"]
 
     def await_state(self, *states: str, timeout: float = 60.0) -> Heartbeat:

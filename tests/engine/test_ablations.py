@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from engine.bench.ablations.loads import LOADS, Sizes
-from engine.bench.ablations.parts import PARTS, Facts, Part, chosen
-from engine.bench.ablations.turns import Row, Worker, WorkerFailed, compare
-from engine.contract.config import EngineConfig
+from benchmarks.compare import (
+    LOADS,
+    PARTS,
+    Facts,
+    Part,
+    Row,
+    Sizes,
+    Worker,
+    WorkerFailed,
+    chosen,
+    compare,
+)
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
 from kernels.ablations import NAMES, VARIABLE
@@ -63,7 +72,7 @@ def test_every_part_names_settings_and_loads_that_there_are() -> None:
 def test_each_load_gives_a_figure(
     name: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.bench.ablations.loads._REST_S", 0.0)
+    monkeypatch.setattr("benchmarks.compare._REST_S", 0.0)
     core = EngineCore(EngineConfig(**settings(model_folder("llama"))))
     load = LOADS[name]
     assert load.run(core, SMALL, 1) > 0

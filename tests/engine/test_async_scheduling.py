@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
@@ -22,7 +22,7 @@ from engine.devices import Device
 from engine.devices.cpu import CpuDevice
 from engine.devices.cuda import CudaDevice
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import StepInputs
+from engine.worker.step_inputs import StepInputs
 from tests.engine.models import VOCAB
 
 Folder = Callable[[str], Path]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices import find as find_devices
-from engine.devices.find import make_device
+from engine.devices import registry as find_devices
+from engine.devices.registry import make_device
 from tests.engine.models import Oracle, make_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

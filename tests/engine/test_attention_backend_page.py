@@ -11,7 +11,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.models import plugins
+from engine.models import registry as plugins
 from kernels.attention import BACKENDS, register_backend
 from kernels.attention.registry import PRIORITY
 from tests.engine.models import Oracle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.bench.scheduling import make_scheduler, prefix_cache, queue, sequence, step
+from benchmarks.scheduling import make_scheduler, prefix_cache, queue, sequence, step
 
 
 def test_the_queue_benchmark_counts_its_steps() -> None:

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from engine.kv_cache import BlockHashes, ContentKey
-from engine.kv_cache.hashing import scope_key
+from engine.kv_cache.prefix_cache import scope_key
 from tests.engine.helpers import Driver
 
 BLOCK = 4

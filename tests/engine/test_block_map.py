@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import redis
 
-from engine.contract.block_map import (
+from engine.contract.replica_state import (
     WATCH_TTL_S,
     BlockFrame,
     decode_frame,
     frames_key,
     watch_key,
 )
-from engine.scheduler.sequence import Status
-from engine.serving.block_map import BlockMap, FramePublisher
+from engine.scheduler.request import Status
+from engine.serving.kv_map import BlockMap, FramePublisher
 from tests.engine.helpers import Driver
 from tests.engine.replica import Gateway, replica
 from tests.engine.test_service import Folder

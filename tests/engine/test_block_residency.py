@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.residency import SAMPLE_EVERY
+from engine.kv_cache.block_pool import SAMPLE_EVERY, BlockPool
 
 
 class Clock:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract import cgroup
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.devices import host_memory as memory
 from engine.devices import threads as engine_threads
 from engine.devices.threads import Threads
+from engine.system import host as cgroup
 from kernels.reference import ReferenceKernels
 
 GIB = 1 << 30

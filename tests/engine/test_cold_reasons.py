@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv_cache.cold import ColdStarts
+from engine.kv_cache.prefix_cache import ColdStarts
 from tests.engine.helpers import Driver
 
 PROMPT = list(range(100, 112))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import (
     ContextLengthExceeded,
     EngineOverloaded,
     InvalidRequest,
     KVPoolTooSmall,
 )
-from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.scheduler import Request, Sequence, StepPlan, StepResult

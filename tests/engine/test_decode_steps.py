@@ -10,10 +10,10 @@ import pytest
 from torch import Tensor
 
 from engine import LLM, SamplingParams
+from engine.sampling.request_state import SequenceSampling
 from engine.sampling.sampler import Sampler, SamplerOutput
-from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.decode import DecodeSteps
+from engine.worker.compiled_step import DecodeSteps
 from kernels import get
 from tests.engine.ablations import without
 from tests.engine.models import FAMILIES, VOCAB, Oracle

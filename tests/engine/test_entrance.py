@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
-from engine.core.entrance import Entrance
-from engine.scheduler.sequence import Request, Sequence, Status
+from engine.core.request_admission import Entrance
+from engine.scheduler.request import Request, Sequence, Status
 
 
 class Counter:

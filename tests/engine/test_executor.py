@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.executor.executor import Executor
+from engine.executor.abstract import Executor
 from engine.serving.service import EngineService
 
 Folder = Callable[[str], Path]

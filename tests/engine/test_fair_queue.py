@@ -7,7 +7,7 @@ import random
 import pytest
 
 from engine.scheduler.fair_queue import FORGET_AFTER_S, OUTPUT_COST, PROMPT_COST, FairQueue
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.request import Sequence
 from tests.engine.helpers import Driver
 
 PROMPT, OUTPUT, SEATS = 12, 10, 4

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from engine.contract import protocol
-from engine.contract.protocol import AbortRequest, Heartbeat, ModelInfo, OutboxBatch
-from engine.serving import fence as fence_module
-from engine.serving.fence import Fence, FencedOff
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import AbortRequest, Heartbeat, ModelInfo, OutboxBatch
+from engine.serving import inbox as fence_module
 from engine.serving.heartbeat import HeartbeatWriter
-from engine.serving.inbox import InboxReader
+from engine.serving.inbox import Fence, FencedOff, InboxReader
 from engine.serving.outbox import OutboxWriter, StepOutput
 
 REPLICA = "r"
@@ -28,7 +28,7 @@ class Sleeper:
         self.incarnation = incarnation
         self.heart = HeartbeatWriter(client, prefix, self.heartbeat)
         self.writer = OutboxWriter(client, prefix, REPLICA, incarnation)
-        inbox = protocol.inbox_key(REPLICA, prefix)
+        inbox = redis_keys.inbox_key(REPLICA, prefix)
         self.fence = Fence(client, prefix, REPLICA, incarnation)
         self.reader = InboxReader(client, inbox, incarnation, self.fence)
 
@@ -75,7 +75,7 @@ def test_fault_48_what_a_replaced_replica_still_has_is_dropped(
     old.writer.put(old.batch())
     assert isinstance(ends.get(timeout=30), FencedOff)
     new.writer.close(30)
-    entries = client.xrange(protocol.outbox_key("gateway", key_prefix))
+    entries = client.xrange(redis_keys.outbox_key("gateway", key_prefix))
     written = [protocol.decode_outbox(fields[protocol.FIELD]) for _, fields in entries]
     assert [batch.incarnation for batch in written] == ["new"]
 
@@ -89,7 +89,7 @@ def test_fault_48_a_replaced_replica_can_t_write_its_heartbeat_over_its_successo
     with pytest.raises(FencedOff, match="Another process serves as r by now"):
         old.heart.beat()
     new.heart.beat()
-    data = client.get(protocol.replica_key(REPLICA, key_prefix))
+    data = client.get(redis_keys.replica_key(REPLICA, key_prefix))
     assert protocol.decode_heartbeat(data).incarnation == "new"
 
 
@@ -104,7 +104,7 @@ def test_fault_48_a_replaced_replica_takes_nothing_from_the_inbox(
     old.heart.beat()
     new.heart.beat()
     message = protocol.encode(AbortRequest(request_id="x"))
-    client.xadd(protocol.inbox_key(REPLICA, key_prefix), {protocol.FIELD: message})
+    client.xadd(redis_keys.inbox_key(REPLICA, key_prefix), {protocol.FIELD: message})
     old.reader.start()
     assert isinstance(ends.get(timeout=30), FencedOff)
     assert old.reader.messages.empty()
@@ -118,6 +118,6 @@ def test_a_replica_whose_redis_lost_everything_takes_its_id_again(
 ) -> None:
     replica = Sleeper(client, key_prefix, "only")
     replica.heart.beat()
-    client.delete(protocol.owner_key(REPLICA, key_prefix))
+    client.delete(redis_keys.owner_key(REPLICA, key_prefix))
     replica.heart.beat()
-    assert client.get(protocol.owner_key(REPLICA, key_prefix)) == b"only"
+    assert client.get(redis_keys.owner_key(REPLICA, key_prefix)) == b"only"

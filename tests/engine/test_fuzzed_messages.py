@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.contract import protocol
-from engine.contract.adapters import AdapterRef, AdapterState
-from engine.contract.protocol import (
+from engine.contract import messages as protocol
+from engine.contract.lora import AdapterRef, AdapterState
+from engine.contract.messages import (
     AbortRequest,
     Control,
     ControlReply,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
+from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer_folder import tokenizer_folder
 from tests.engine.models import make_model
 

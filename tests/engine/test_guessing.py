@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.kv_cache.cold import ColdStarts
+from engine.kv_cache.prefix_cache import ColdStarts
 from engine.scheduler import Sequence
 from tests.engine.helpers import Driver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.bench.host import Host, Parts, admission, decode, main
+from benchmarks.host import Host, Parts, admission, decode, main
 from tests.engine.speculative.free import make_drafts_free
 
 

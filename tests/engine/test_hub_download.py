@@ -15,10 +15,10 @@ MIB = 1 << 20
 #: In a process of its own: the hub's library reads its address when it's imported.
 DOWNLOAD = """
 import sys
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
-from engine.contract.loading import watched
-from engine.model_loader.hub import download
+from engine.contract.replica_state import watched
+from engine.checkpoints.model_files import download
 told = []
 try:
     with watched(told.append):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.kv_cache import NULL_BLOCK, BlockHashes, make_coordinator
-from engine.kv_cache.coordinators import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
-from engine.kv_cache.hashing import group_key
-from engine.kv_cache.layout import make_layout, uniform
+from engine.kv_cache.coordinator import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
+from engine.kv_cache.kv_cache_config import make_layout, uniform
+from engine.kv_cache.prefix_cache import group_key
 from engine.kv_cache.single_type_managers import FullAttentionManager, SlidingWindowManager
 from tests.engine.helpers import Driver
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import AbortRequest, Control, EngineRequest
-from engine.serving.intake import Intake
+from engine.contract.messages import AbortRequest, Control, EngineRequest
+from engine.serving.inbox import Intake
 
 
 def request(name: str, tenant: str, priority: int = 0) -> EngineRequest:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.core.warmup import warm_up
 from engine.kv_cache import BlockPool, TenantQuota
-from engine.kv_cache.quotas import PRESENT_S
+from engine.kv_cache.tenant_quotas import PRESENT_S
 from engine.scheduler import Sequence, Status
-from engine.serving.warmup import warm_up
 from tests.engine.helpers import Driver
 
 

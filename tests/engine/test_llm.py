@@ -11,7 +11,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import EngineFault
-from engine.contract.outputs import CompletionOutput
+from engine.offline.outputs import CompletionOutput
 
 EOS = 2
 #: Of the tiny tokenizer: special tokens that end nothing.

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from tensorizer import TensorSerializer
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig, add_cli_args
+from engine.checkpoints.torch_files import read_npcache, read_pt
+from engine.contract.checkpoint_options import LOAD_FORMATS, SAME_FORMATS
+from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
-from engine.contract.load_formats import LOAD_FORMATS, SAME_FORMATS
-from engine.models.formats import read_npcache, read_pt
 
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 60, "max_model_len": 64}
 GREEDY = SamplingParams(temperature=0, max_tokens=8)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract import loading
-from engine.contract.config import EngineConfig
-from engine.contract.loading import CACHE, KERNELS, READING, WARM_UP, LoadPhase, watched
-from engine.serving.load import load_core
+from engine.contract import replica_state as loading
+from engine.contract.engine_config import EngineConfig
+from engine.contract.replica_state import CACHE, KERNELS, READING, WARM_UP, LoadPhase, watched
+from engine.serving.service import load_core
 
 Folder = Callable[[str], Path]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.contract.errors import ConfigError
-from engine.serving.log import configure_logging
+from engine.contract.observability import configure_logging
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.survey import tiny
-from engine.survey.recipes import RECIPES
 from tests import made_once
 from tests.engine.models import make_model
+from tests.survey import tiny
+from tests.survey.recipes import RECIPES
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ On a virtual clock: a step takes what its tokens cost.
 
 from __future__ import annotations
 
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_budget import PrefillShare
 from tests.covering import covering
 from tests.engine.helpers import Driver
 from tests.engine.simulation import Simulation, Tenant

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.config import EngineConfig
-from engine.contract.numerics import Numerics
+from engine.checkpoints.model_files import model_digest
+from engine.contract.engine_config import EngineConfig
+from engine.contract.replica_state import Numerics
 from engine.core.engine_core import EngineCore
-from engine.model_loader.digest import model_digest
-from engine.serving.numerics import numerics_of
+from engine.executor.numerics import numerics_of
 from tests.engine.models import make_model
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests are kept here; compiled kernels stay where they are."""
-    monkeypatch.setattr("engine.model_loader.digest.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("engine.checkpoints.model_files.cache_dir", lambda: tmp_path / "cache")
 
 
 def folder_with(path: Path, weights: bytes, config: str = "{}") -> Path:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import kernels
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError, QuireError
 from engine.model_loader.loader import LoadedModel, load_model
 from tests.engine.models import make_model

@@ -12,7 +12,7 @@ import pytest
 from engine import LLM, AdapterLogitsProcessor
 from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
-from engine.worker.batch import RunningBatch
+from engine.worker.input_batch import RunningBatch
 from tests.engine.pooling.models import make
 
 Folder = Callable[[str], Path]

@@ -29,7 +29,7 @@ from engine import (
     RequestOutputKind,
     SamplingParams,
 )
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import (
     ContextLengthExceeded,
     EngineFault,
@@ -38,8 +38,8 @@ from engine.contract.errors import (
     InvalidRequest,
     ModelLoadError,
 )
-from engine.contract.outputs import FlatLogprobs
-from engine.contract.protocol import TokenDelta
+from engine.contract.messages import TokenDelta
+from engine.offline.outputs import FlatLogprobs
 
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_model_len": 128, "block_size": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=6)

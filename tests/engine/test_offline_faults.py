@@ -20,7 +20,7 @@ from engine import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox jumps again"

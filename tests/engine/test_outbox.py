@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import redis
 
-from engine.contract import protocol
-from engine.contract.protocol import OutboxBatch, TokenDelta
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import OutboxBatch, TokenDelta
 from engine.serving.outbox import OutboxWriter, StepOutput
 
 
@@ -20,7 +21,7 @@ def write(client: redis.Redis, prefix: str, count: int = 1) -> None:
 
 def test_fault_28_a_stream_that_is_made_anew_expires(redis_url: str, key_prefix: str) -> None:
     client = redis.Redis.from_url(redis_url)
-    stream = protocol.outbox_key("gone", key_prefix)
+    stream = redis_keys.outbox_key("gone", key_prefix)
     write(client, key_prefix, 3)
     assert client.xlen(stream) >= 1
     assert 0 < client.ttl(stream) <= protocol.OUTBOX_TTL_S
@@ -28,7 +29,7 @@ def test_fault_28_a_stream_that_is_made_anew_expires(redis_url: str, key_prefix:
 
 def test_a_live_gateways_own_expiry_stays(redis_url: str, key_prefix: str) -> None:
     client = redis.Redis.from_url(redis_url)
-    stream = protocol.outbox_key("gone", key_prefix)
+    stream = redis_keys.outbox_key("gone", key_prefix)
     client.xadd(stream, {b"x": b"y"})
     client.expire(stream, 5000)
     write(client, key_prefix)
@@ -54,7 +55,7 @@ class Counting:
 def test_steps_that_wait_are_written_together_in_order(redis_url: str, key_prefix: str) -> None:
     """Else a Redis that answers more slowly than the engine steps falls behind for ever."""
     client = redis.Redis.from_url(redis_url)
-    inbox = protocol.inbox_key("r", key_prefix)
+    inbox = redis_keys.inbox_key("r", key_prefix)
     client.xgroup_create(inbox, protocol.CONSUMER_GROUP, id="0", mkstream=True)
     entries: list[bytes] = [client.xadd(inbox, {"m": step}) for step in range(3)]
     client.xreadgroup(protocol.CONSUMER_GROUP, "c", {inbox: ">"})
@@ -75,7 +76,7 @@ def test_steps_that_wait_are_written_together_in_order(redis_url: str, key_prefi
     writer.close(10)
     assert counting.scripts == 1
     for name, steps in (("a", range(30)), ("b", range(1, 30, 2))):
-        ((_, fields),) = client.xrange(protocol.outbox_key(name, key_prefix))
+        ((_, fields),) = client.xrange(redis_keys.outbox_key(name, key_prefix))
         batch = protocol.decode_outbox(fields[protocol.FIELD])
         assert [delta.start for delta in batch.deltas] == list(steps)
         assert batch.step == 29

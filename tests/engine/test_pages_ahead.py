@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.devices.pages_ahead import PagesAhead
+from engine.core.warmup import warm_up
+from engine.devices.host_memory import PagesAhead
 from engine.scheduler.plan import NewSequence, StepPlan
-from engine.serving.warmup import warm_up
 from kernels.reference import ReferenceKernels
 from tests.engine.ablations import without
 
@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << 20
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lest tests wait."""
-    monkeypatch.setattr("engine.devices.pages_ahead._PAUSE_S", 0.01)
+    monkeypatch.setattr("engine.devices.host_memory._PAUSE_S", 0.01)
 
 
 class Mapped(ReferenceKernels):
@@ -121,7 +121,7 @@ def test_nothing_is_mapped_between_steps(
     ops: Mapped, pages: PagesAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reached(ops, 10)
-    monkeypatch.setattr("engine.devices.pages_ahead._PAUSE_S", 60.0)
+    monkeypatch.setattr("engine.devices.host_memory._PAUSE_S", 60.0)
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(0.01))
     pages.note(plan(3))
     assert reached(ops, 10)

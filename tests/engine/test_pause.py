@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.protocol import BY_OPERATOR, Control
+from engine.contract.messages import BY_OPERATOR, Control
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]

@@ -11,7 +11,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import TokenLogprobs
+from engine.contract.messages import TokenLogprobs
 from engine.scheduler.plan import (
     EncoderInput,
     GrammarOutput,

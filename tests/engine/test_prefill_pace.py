@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.prefill_pace import PrefillPace
-from engine.scheduler.prefill_room import PromptLoad
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_budget import PrefillPace, PrefillShare, PromptLoad
 from tests.engine.helpers import Driver
 
 DECODES = 8

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from engine.scheduler.prefill_room import PrefillRoom
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_budget import PrefillRoom, PrefillShare
 from engine.scheduler.step_builder import StepBuilder
 from tests.engine.helpers import Driver
 

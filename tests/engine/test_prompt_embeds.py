@@ -12,8 +12,7 @@ from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
-from engine.contract.prompt_embeds import PromptEmbeds
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest, PromptEmbeds
 from tests.engine.models import Oracle
 from tests.engine.test_token_equality import mixed_prompts
 

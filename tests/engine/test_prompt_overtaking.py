@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.request import Sequence
 from tests.engine.helpers import Driver
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import EngineRequest
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from tests.engine.models import VOCAB

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from engine.contract.redis_link import RedisLink
+from engine.system.redis_client import RedisLink
 from tests.services import running_redis
 
 
@@ -141,7 +141,7 @@ async def test_closing_sends_what_was_handed_in(url: str) -> None:
 async def test_more_commands_than_may_wait_are_refused(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.contract.redis_link.MAX_PENDING", 2)
+    monkeypatch.setattr("engine.system.redis_client.MAX_PENDING", 2)
     link = RedisLink(url)
     sent = [link.send("PING") for _ in range(3)]
     assert await sent[0] == b"PONG"

@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-from engine.contract.redis_link import is_temporary, refusal_of
+from engine.system.redis_client import is_temporary, refusal_of
 from tests.engine.replica import Gateway, replica
 from tests.services import running_redis
 

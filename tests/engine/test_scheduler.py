@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.lazy_heap import LazyHeap
 from engine.scheduler import Sequence, Status
-from engine.scheduler.queue import WaitingQueue
+from engine.scheduler.request_queue import WaitingQueue
 from tests.engine.helpers import Driver
 
 

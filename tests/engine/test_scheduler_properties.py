@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from engine.kv_cache import ContentKey
 from engine.scheduler import Sequence, Status
 from engine.scheduler.plan import StepPlan
-from engine.scheduler.prefill_share import PrefillShare
-from engine.worker.batch import RunningBatch, StepInputs
+from engine.scheduler.prefill_budget import PrefillShare
+from engine.worker.input_batch import RunningBatch
+from engine.worker.step_inputs import StepInputs
 from tests.engine.helpers import Driver
 from tests.engine.paged_memory import PagedMemory
 

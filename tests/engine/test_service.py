@@ -23,13 +23,14 @@ import redis
 import torch
 
 from engine import LLM, SamplingParams
-from engine.contract import protocol
-from engine.contract.adapters import AdapterRef
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import Control
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.engine_config import EngineConfig
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import Control
 from engine.core.engine_core import EngineCore
+from engine.core.profiler import MAX_STEPS
 from engine.serving import service
-from engine.serving.profiling import MAX_STEPS
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -93,7 +94,7 @@ def test_an_entry_is_acknowledged_only_after_the_last_output(gateway: Gateway) -
     gateway.control("resume")
     gateway.finish(held)
     settled(gateway)
-    assert gateway.redis.xlen(protocol.inbox_key("r1", gateway.prefix)) == 0
+    assert gateway.redis.xlen(redis_keys.inbox_key("r1", gateway.prefix)) == 0
 
 
 def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway) -> None:
@@ -153,7 +154,7 @@ def test_fault_28_a_duplicate_delivery_runs_once(gateway: Gateway) -> None:
 
 
 def test_bytes_that_are_no_message_are_deleted_and_harm_nobody(gateway: Gateway) -> None:
-    key = protocol.inbox_key("r1", gateway.prefix)
+    key = redis_keys.inbox_key("r1", gateway.prefix)
     gateway.redis.xadd(key, {protocol.FIELD: b"\xc1\x00garbage"})
     gateway.redis.xadd(key, {b"other": b"field"})
     gateway.request("after", [5])
@@ -233,7 +234,7 @@ def reborn(redis_url: str, model_folder: Folder) -> Iterator[Reborn]:
         process.kill()
         process.wait(10)
     assert gateway.pending() == 1
-    gateway.redis.delete(protocol.replica_key("r1", prefix))
+    gateway.redis.delete(redis_keys.replica_key("r1", prefix))
     with replica(redis_url, prefix, model_folder("llama"), copied=False) as process:
         gateway.await_state("ready")
         yield gateway, process, first

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from engine.kv_cache.quotas import LATELY_S
+from engine.kv_cache.tenant_quotas import LATELY_S
 from engine.scheduler import Sequence, StepPlan
-from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.prefill_budget import PrefillShare
 from tests.engine.helpers import Driver
 from tests.engine.simulation import Costs, Simulation, Tenant
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.scheduler import Sequence
-from engine.scheduler.prefill_share import PrefillShare
-from engine.scheduler.turns import ShortStep, Turns
+from engine.scheduler.decode_rotation import ShortStep, Turns
+from engine.scheduler.prefill_budget import PrefillShare
 from tests.engine.speculative.test_equality import make, prompts, run, texts
 
 Folder = Callable[[str], Path]

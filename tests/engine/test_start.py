@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _PROBE = """
 import sys
 import engine.serving.service
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.serving.warmup import warm_up
+from engine.core.warmup import warm_up
 core = EngineCore(EngineConfig(model="demo/model", num_gpu_blocks_override=64))
 warm_up(core)
 slow = {"transformers", "torch._dynamo", "torch._inductor", "torch.onnx", "triton", "sympy",

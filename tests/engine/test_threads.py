@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import threads as engine_threads
 from engine.devices.threads import Threads, parse_cpus
-from kernels.cpu import threads as settings
+from kernels.cpu import memory as settings
 from kernels.reference import ReferenceKernels
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

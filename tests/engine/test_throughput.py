@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.contract.replica_state import EngineStats
-from engine.serving.throughput import Throughput
+from engine.core.stats import Throughput
 
 
 def test_averages_are_of_the_last_whole_stretch() -> None:

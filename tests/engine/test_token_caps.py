@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BudgetExhausted
-from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.observability import OBSERVABILITY_VARIABLE as VARIABLE
+from engine.contract.observability import check_endpoint, context_of, headers_of
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.tracing import VARIABLE, check_endpoint, context_of, headers_of
 from engine.offline.llm import LLM
 from tests.e2e.collector import collecting
 from tests.engine.test_core import Folder

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from engine.contract.command_line import expanded
-from engine.contract.config import SETTINGS, EngineConfig, add_cli_args
+from engine.contract.engine_config import SETTINGS, EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.contract.foreign import Foreign
-from engine.contract.vllm_settings import BY_NAME, FOREIGN
+from engine.contract.vllm_flags import BY_NAME, FOREIGN, Foreign
 
 #: The engine arguments of vLLM 0.5.1's manual, as its command line spells them.
 _MANUAL = """

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engine import LLM
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.serving.warmup import warm_up
+from engine.core.warmup import warm_up
 from tests.engine.speculative.eager import eager_model
 
 
@@ -36,7 +36,7 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
 def test_slow_prompts_get_the_least_share(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.serving.warmup._SECONDS_BESIDE_DECODES", 1e-9)
+    monkeypatch.setattr("engine.core.warmup._SECONDS_BESIDE_DECODES", 1e-9)
     assert started(model_folder("llama")).scheduler.limits.share.most == 32
 
 

@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.contract.config import EngineConfig
-from engine.executor.drafts import DeviceDrafts
-from engine.executor.in_process import InProcessExecutor
-from engine.executor.outcome import Outcome
+from engine.contract.engine_config import EngineConfig
+from engine.executor.abstract import Outcome
+from engine.executor.draft_worker import DeviceDrafts
+from engine.executor.uniproc_executor import InProcessExecutor
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
-from engine.speculative.head_plan import HeadPlan, HeadResult
+from engine.speculative.interface import HeadPlan, HeadResult
 
 T = TypeVar("T", bound=msgspec.Struct)
 

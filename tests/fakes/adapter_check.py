@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.contract.adapters import CONFIG_FILE, adapter_digest, tokenizer_digest
+from engine.contract.lora import CONFIG_FILE, adapter_digest, tokenizer_digest
 
 
 def main() -> int:

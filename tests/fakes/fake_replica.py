@@ -29,7 +29,8 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from engine.contract.light_imports import import_redis
+from engine.contract import redis_keys
+from engine.system.light_imports import import_redis
 
 import_redis()
 
@@ -38,9 +39,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ResponseError
 
-from engine.contract import protocol
-from engine.contract.numerics import Numerics
-from engine.contract.protocol import (
+from engine.contract import messages as protocol
+from engine.contract.messages import (
     AbortRequest,
     Control,
     ControlReply,
@@ -53,7 +53,8 @@ from engine.contract.protocol import (
     TokenDelta,
     TokenLogprobs,
 )
-from engine.contract.step_record import StepRecorder
+from engine.contract.replica_state import Numerics
+from engine.system.step_record import StepRecorder
 
 
 def expected_token(prompt: list[int], index: int, position: int, low: int, high: int) -> int:
@@ -110,7 +111,7 @@ class FakeReplica:
         *,
         model_name: str = "fake",
         model_path: str = "",
-        key_prefix: str = protocol.KEY_PREFIX,
+        key_prefix: str = redis_keys.KEY_PREFIX,
         replica_id: str = "",
         max_model_len: int = 2048,
         vocab_size: int = 256,
@@ -157,12 +158,12 @@ class FakeReplica:
     async def __aenter__(self) -> FakeReplica:
         # As the real one does, it outlives a restart of Redis.
         self.redis = aioredis.from_url(self.redis_url, retry=Retry(ConstantBackoff(0.1), 100))
-        self.inbox = protocol.inbox_key(self.replica_id, self.prefix)
+        self.inbox = redis_keys.inbox_key(self.replica_id, self.prefix)
         with contextlib.suppress(ResponseError):  # the group is there since the last incarnation
             await self.redis.xgroup_create(
                 self.inbox, protocol.CONSUMER_GROUP, id="0", mkstream=True
             )
-        await self.redis.sadd(protocol.replicas_key(self.prefix), self.replica_id)
+        await self.redis.sadd(redis_keys.replicas_key(self.prefix), self.replica_id)
         await self._beat()
         if not self.load_seconds:
             self.state = "ready"
@@ -178,7 +179,7 @@ class FakeReplica:
             await asyncio.wait(pending, timeout=0.1)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.state != "dead":
-            await self.redis.delete(protocol.replica_key(self.replica_id, self.prefix))
+            await self.redis.delete(redis_keys.replica_key(self.replica_id, self.prefix))
         await self.redis.aclose()
 
     async def wait(self) -> None:
@@ -211,7 +212,7 @@ class FakeReplica:
             spare=self.spare,
             stats=EngineStats(num_requests_running=len(self.running), steps_total=self.steps),
         )
-        key = protocol.replica_key(self.replica_id, self.prefix)
+        key = redis_keys.replica_key(self.replica_id, self.prefix)
         await self.redis.set(key, protocol.encode(beat), px=int(protocol.HEARTBEAT_TTL_S * 1000))
 
     async def _heart(self) -> None:
@@ -401,8 +402,8 @@ class FakeReplica:
             "EVAL",
             _WRITE,
             2,
-            protocol.outbox_key(gateway_id, self.prefix),
-            protocol.written_key(self.prefix),
+            redis_keys.outbox_key(gateway_id, self.prefix),
+            redis_keys.written_key(self.prefix),
             protocol.encode(batch),
             protocol.OUTBOX_MAXLEN,
             *written,
@@ -433,7 +434,7 @@ def _entries(found: object) -> list[tuple[bytes, bytes]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL"))
-    parser.add_argument("--key-prefix", default=protocol.KEY_PREFIX)
+    parser.add_argument("--key-prefix", default=redis_keys.KEY_PREFIX)
     parser.add_argument("--replica-id", default="")
     parser.add_argument("--model-name", "--served-model-name", dest="model_name", default=None)
     parser.add_argument("--model-path", "--model", dest="model_path", default="")

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
-from engine.survey.bridged import STATEFUL
-from engine.survey.tiny import make_checkpoint
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
 from tests.engine.models import make_model, make_tokenizer
 from tests.features.heads import trained_head
+from tests.survey.bridged import STATEFUL
+from tests.survey.tiny import make_checkpoint
 
 RANK, ALPHA = 8, 12
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")

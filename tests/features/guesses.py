@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
-from engine.speculative.proposers import Guess, Proposer
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import Purses, StepCosts
+from engine.speculative.ngram import Guess, Proposer
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from engine.survey.tiny import Oracle
 from tests.engine.speculative.eagle_folders import eagle_parts, layer, linear
 from tests.engine.speculative.head_folders import write
+from tests.survey.tiny import Oracle
 
 _STEPS = 25
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.core.engine_core import EngineCore
 from tests.features.checkpoints import Checkpoints
 from tests.features.guesses import Guesses

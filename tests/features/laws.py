@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.contract.protocol import EngineRequest, TokenLogprobs
+from engine.contract.messages import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from inference.chat.output_parser import OutputParser, ParserPlan
-from inference.tools.hermes import HermesParser
+from inference.chat.parsers import OutputParser, ParserPlan
+from inference.parsers.json_tools import HermesParser
 from tests.features.lab import Lab, Run
 from tests.features.workload import (
     BUDGET,

@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.contract.adapters import AdapterRef
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import EngineRequest, FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.protocol import EngineRequest, FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams, ThinkingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from inference.tools import ToolFunction
-from inference.tools.hermes import HermesParser
+from inference.parsers.json_tools import HermesParser
+from inference.parsers.tool_grammar import ToolFunction
 from tests.engine.models import VOCAB
 
 Features = frozenset[str]

@@ -45,9 +45,9 @@ def _tests(number: str, file: str, chosen: str, *, fresh: bool = False) -> Step:
 
 
 STEPS = (
-    _module("1.1", "kernels.bench.gpu", "--smoke"),
-    _module("1.2", "kernels.bench.gpu", "--json", "--only", "decode"),
-    _module("1.3", "kernels.bench.gpu", "--json", "--only", "prefill"),
+    _module("1.1", "benchmarks.kernels.gpu", "--smoke"),
+    _module("1.2", "benchmarks.kernels.gpu", "--json", "--only", "decode"),
+    _module("1.3", "benchmarks.kernels.gpu", "--json", "--only", "prefill"),
     _tests("2.1", "test_kernels", "test_attention or head_sizes or long or latents"),
     _tests("2.2", "test_kernels", "variations or fp8 or int8 or merge or rope or grouped or edits"),
     _tests("2.3", "test_kernels", "benchmark"),
@@ -55,16 +55,16 @@ STEPS = (
     _tests("3.2", "test_engine", "tokens_equal and llama"),
     _tests("3.3", "test_engine", "(adapters or drafts) and llama"),
     _tests("3.4", "test_engine", "latents"),
-    _module("4", "engine.bench.gpu", "--no-transformers"),
-    _module("5.1", "kernels.bench.gpu", "--json", "--only", "linear"),
-    _module("5.2", "kernels.bench.gpu", "--json", "--only", "lora"),
-    _module("5.3", "kernels.bench.gpu", "--json", "--only", "sample"),
-    _module("5.4", "kernels.bench.gpu", "--json", "--only", "experts"),
-    _module("5.5", "kernels.bench.gpu", "--json", "--only", "latent"),
+    _module("4", "benchmarks.gpu", "--no-transformers"),
+    _module("5.1", "benchmarks.kernels.gpu", "--json", "--only", "linear"),
+    _module("5.2", "benchmarks.kernels.gpu", "--json", "--only", "lora"),
+    _module("5.3", "benchmarks.kernels.gpu", "--json", "--only", "sample"),
+    _module("5.4", "benchmarks.kernels.gpu", "--json", "--only", "experts"),
+    _module("5.5", "benchmarks.kernels.gpu", "--json", "--only", "latent"),
     _tests("6", "test_runner", "compiled", fresh=True),
-    Step("7", ("compute-sanitizer", "python", "-m", "kernels.bench.gpu", "--smoke", "--only",
+    Step("7", ("compute-sanitizer", "python", "-m", "benchmarks.kernels.gpu", "--smoke", "--only",
                "decode")),
-    _module("8", "kernels.triton.tune", "--phase", "decode", "--size", "128"),
+    _module("8", "tools.triton.tune", "--phase", "decode", "--size", "128"),
 )  # fmt: skip
 
 

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle as TinyOracle
-from engine.survey.tiny import make_checkpoint
 from tests.engine.lora.adapters import write_adapter
 from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import medusa_parts, write
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle as TinyOracle
+from tests.survey.tiny import make_checkpoint
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 FEW_SIZES = [1, 4, 24, 64]

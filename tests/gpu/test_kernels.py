@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs, LatentArgs
-from kernels.bench.gpu_case import compare
-from kernels.bench.gpu_cases import all_cases, paged_batch
-from kernels.logits import PenalisedRows, TokenTable
+from benchmarks.kernels.gpu_case import compare
+from benchmarks.kernels.gpu_cases import all_cases, paged_batch
+from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.logit_edits import PenalisedRows, TokenTable
 from kernels.reference import ReferenceKernels
 from kernels.triton.attention import latent_attention, merge_attention_states, paged_attention
-from kernels.triton.grouped import align
-from kernels.triton.grouped.gemm import grouped_gemm
 from kernels.triton.kernel_set import load
 from kernels.triton.linear import TorchLinear
+from kernels.triton.moe import align
+from kernels.triton.moe.grouped_gemm import grouped_gemm
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.sampling import TritonLogitEdits, token_logprobs
 

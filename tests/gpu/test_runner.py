@@ -9,7 +9,7 @@ import torch
 import triton
 
 from engine import LLM, SamplingParams
-from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.gpu.model_runner import DeviceRunner
 from tests.engine.ablations import without
 from tests.engine.models import Oracle, make_model
 

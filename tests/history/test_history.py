@@ -9,12 +9,24 @@ import pytest
 import redis
 
 from catalog.heartbeats import known_replicas
-from engine.contract import protocol
-from history.buckets import FIRST_TOKEN, GAP, GRACE_S, add_counts, bucket_key, index_key
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from history.buckets import (
+    FINEST,
+    FIRST_TOKEN,
+    GAP,
+    GRACE_S,
+    KEPT,
+    LAST,
+    RANGES,
+    add_counts,
+    bucket_key,
+    index_key,
+    percentile,
+    place_of,
+)
 from history.models import PoolSample, TrafficSample
 from history.read import MOST_GROUPS, Wanted, grouped, percentiles, points, pools, traffic
-from history.spread import LAST, percentile, place_of
-from history.widths import FINEST, KEPT, RANGES
 from history.write import forget_old, write_history
 from tests.console.beats import heartbeat
 
@@ -91,8 +103,8 @@ def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str
     stats |= {"num_requests_running": 3, "num_requests_waiting": 2}
     for name in ("one", "two"):
         beat = heartbeat(name, "quill", stats=stats)
-        client.sadd(protocol.replicas_key(key_prefix), name)
-        client.set(protocol.replica_key(name, key_prefix), protocol.encode(beat))
+        client.sadd(redis_keys.replicas_key(key_prefix), name)
+        client.set(redis_keys.replica_key(name, key_prefix), protocol.encode(beat))
     assert len(known_replicas(client, key_prefix)) == 2
     write_history(client, NOW)
     found = pools(Wanted(range=RANGES["5m"]), points(RANGES["5m"], NOW + 25))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from inference.asgi import GatewayHandler
-from inference.engine_client import get_engine_client
+from inference.edge.handler import GatewayHandler
+from inference.engine_client.client import get_engine_client
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import Tenant

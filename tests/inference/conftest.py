@@ -17,18 +17,18 @@ from redis import asyncio as aioredis
 from adapters.models import AdapterVersion
 from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
+from common.db import in_db_thread
 from engine.text import Tokenizer, load_tokenizer
-from inference.asgi import GatewayHandler
-from inference.engine_client import close_engine_client, get_engine_client
+from inference.edge.handler import GatewayHandler
+from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background
-from inference.rendering.fair_threads import FairThreads
+from inference.loop.offload import FairThreads
+from metering import request_log_writer as writer
 from metering import rules
-from metering.records import UsageRecord, decode_record
-from metering.redis_clients import close_redis_link
-from metering.requests import writer
+from metering.redis_scripts import close_redis_link
+from metering.usage_record import UsageRecord, decode_record
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tenants.models import ApiKey, Tenant
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.asgi_client import AsgiClient

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract import protocol
-from engine.contract.protocol import ReplicaNews
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import ReplicaNews
 from engine.text import Tokenizer, render_chat
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body
@@ -50,7 +51,7 @@ async def until_dead(replica: FakeReplica) -> None:
 
 async def expire(gateway: Gateway, replica: FakeReplica) -> None:
     """What the heartbeat's TTL does to a dead replica, without the wait."""
-    await gateway.redis.delete(protocol.replica_key(replica.replica_id, gateway.prefix))
+    await gateway.redis.delete(redis_keys.replica_key(replica.replica_id, gateway.prefix))
 
 
 async def tell_of_death(
@@ -59,7 +60,7 @@ async def tell_of_death(
     """What a supervisor does when a replica's process ends; here the heartbeat stays."""
     news = ReplicaNews(replica_id=replica.replica_id, incarnation=replica.incarnation, held=held)
     for _ in range(1000):  # the gateway may not listen yet
-        if await gateway.redis.publish(protocol.news_key(gateway.prefix), protocol.encode(news)):
+        if await gateway.redis.publish(redis_keys.news_key(gateway.prefix), protocol.encode(news)):
             return
         await asyncio.sleep(0.01)
     pytest.fail("No gateway listens.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.chat.output_parser import OutputParser, ParserPlan
-from inference.parsing.parts import Part, joined
-from inference.tools import ToolFunction
+from inference.chat.parsers import OutputParser, ParserPlan
+from inference.parsers.state_machine import Part, joined
+from inference.parsers.tool_grammar import ToolFunction
 
 WEATHER = ToolFunction(
     "get_weather",

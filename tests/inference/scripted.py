@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.contract.protocol import EngineRequest, ErrorInfo, FlightRecord, TokenDelta
+from engine.contract.messages import EngineRequest, ErrorInfo, FlightRecord, TokenDelta
 from engine.text import Tokenizer
 from tests.fakes.fake_replica import FakeReplica, Sequence
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.asgi import GatewayHandler
+from inference.edge.handler import GatewayHandler
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient

@@ -178,7 +178,7 @@ async def test_a_stream_carries_the_limits_too(limits: None, served: Gateway) ->
 async def test_a_streams_tokens_wait_for_no_look_at_its_key(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.generation.key_watch.RECHECK_KEY_S", 0.0)
+    monkeypatch.setattr("inference.generation.background.RECHECK_KEY_S", 0.0)
     read_whole, found = threading.Event(), list[bool]()
 
     def slow(key_id: int) -> Refusal:
@@ -200,7 +200,7 @@ async def test_a_streams_tokens_wait_for_no_look_at_its_key(
 async def test_fault_22_a_key_revoked_in_a_stream_ends_it_with_a_typed_event(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.generation.key_watch.RECHECK_KEY_S", 0.0)
+    monkeypatch.setattr("inference.generation.background.RECHECK_KEY_S", 0.0)
 
     @sync_to_async
     def revoke() -> None:

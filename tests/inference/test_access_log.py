@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from config.logs import JsonFormatter, LineFormatter, logging_settings
+from config.logging import JsonFormatter, LineFormatter, logging_settings
 from inference.asgi import http_application
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway, until

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from adapters import cards, work
-from adapters.events import version_waits
+from adapters import cards
+from adapters import version_jobs as work
 from adapters.models import AdapterVersion
-from engine.contract.adapters import adapter_digest
-from tenants.db_threads import in_db_thread
+from adapters.signals import version_waits
+from common.db import in_db_thread
+from engine.contract.lora import adapter_digest
 from tests.adapter_files import adapter_folder
 from tests.inference.adapter_requests import ask, client_of, digest_of
 from tests.inference.asgi_client import AsgiClient
@@ -29,8 +30,8 @@ async def operator(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         work.work_on(version.pk)
 
     version_waits.connect(check, weak=False, dispatch_uid="test")
-    monkeypatch.setattr("inference.extras.adapters.LOOK_S", 0.01)
-    monkeypatch.setattr("inference.extras.adapters.SEEN_WITHIN_S", 0)
+    monkeypatch.setattr("inference.api.vllm_compat.LOOK_S", 0.01)
+    monkeypatch.setattr("inference.api.vllm_compat.SEEN_WITHIN_S", 0)
     yield await in_db_thread(client_of, gateway.rows.tenant, scopes=["operator", "inference"])
     version_waits.disconnect(dispatch_uid="test")
 
@@ -73,7 +74,7 @@ async def test_vllms_endpoints_answer_when_every_gateway_has_looked(
     monkeypatch.setattr(cards, "TTL_S", 0.2)
     monkeypatch.setattr(cards._known, "ttl", 0.2)
     monkeypatch.setattr(cards._known, "clear", lambda: None)
-    monkeypatch.setattr("inference.extras.adapters.SEEN_WITHIN_S", 0.7)
+    monkeypatch.setattr("inference.api.vllm_compat.SEEN_WITHIN_S", 0.7)
     folder = adapter_folder(adapters_here / "tone")
     body = {"lora_name": "tone", "lora_path": str(folder), "load_inplace": True}
     async with gateway.serving(gateway.fake()):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract.adapters import ADDED_TOKENS_FILE
+from common.db import in_db_thread
+from engine.contract.lora import ADDED_TOKENS_FILE
 from engine.text import load_tokenizer
-from tenants.db_threads import in_db_thread
 from tests.inference.adapter_requests import ask, chat, left_midway, newcomer
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import VOCAB, Gateway

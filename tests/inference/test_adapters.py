@@ -9,11 +9,11 @@ import pytest
 from adapters import actions as adapter_actions
 from adapters import cards
 from catalog.models import ServedModel
-from engine.contract import protocol
+from common.db import in_db_thread
+from engine.contract import redis_keys
 from metering import actions as metering
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tests.inference.adapter_requests import ask, chat, client_of, digest_of, left_midway, newcomer
 from tests.inference.conftest import Gateway, until
 
@@ -182,7 +182,7 @@ async def test_a_stream_that_moves_to_another_replica_keeps_its_digest(
         await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second))
         await until(lambda: one.state == "dead")
         async with gateway.serving(two):
-            await gateway.redis.delete(protocol.replica_key(one.replica_id, gateway.prefix))
+            await gateway.redis.delete(redis_keys.replica_key(one.replica_id, gateway.prefix))
             assert [chunk async for chunk in running.chunks()][-1].endswith(b"[DONE]\n\n")
             await running.leave()
     resumed = [request for request in two.received if request.resume_token_ids]

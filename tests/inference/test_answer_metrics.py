@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import FlightRecord
-from inference.generation.figures import figures
+from engine.contract.messages import FlightRecord
+from inference.generation.record import figures
 from tests.inference.conftest import Gateway
 
 FLIGHT = FlightRecord(queue_time=0.5, prefill_time=0.25, decode_time=1.0, num_steps=5)

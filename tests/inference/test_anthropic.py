@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
-from inference.asgi import GatewayHandler
+from inference.edge.handler import GatewayHandler
 from tests.inference.asgi_client import AsgiClient, Reply, parse_events
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says

@@ -10,11 +10,11 @@ import pytest
 from django.utils import timezone
 
 from engine.text import Tokenizer
-from inference.parsing import Part
-from inference.responses.kept import KEEP_ENDED_S, KeptEvents
-from inference.responses.resume import PassedOver, StreamLost
-from inference.responses.runner import run_response
-from inference.work import queue
+from inference import work as queue
+from inference.api.responses.event_store import KEEP_ENDED_S, KeptEvents
+from inference.api.responses.output_items import PassedOver, StreamLost
+from inference.api.responses.runner import run_response
+from inference.parsers.state_machine import Part
 from storage.models import StoredResponse
 from tests.inference.asgi_client import parse_events
 from tests.inference.conftest import Gateway, until
@@ -30,7 +30,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ids that workers were told of."""
     found: list[str] = []
     monkeypatch.setattr(queue, "send", lambda kind, public_id: found.append(public_id))
-    monkeypatch.setattr("inference.responses.runner.TELL_EVERY_S", 0.01)
+    monkeypatch.setattr("inference.api.responses.runner.TELL_EVERY_S", 0.01)
     return found
 
 
@@ -113,7 +113,7 @@ async def test_another_worker_goes_on_where_the_first_one_died(
 async def test_a_worker_that_slept_through_its_lease_spoils_nothing(
     gateway: Gateway, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.responses.runner.LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr("inference.api.responses.runner.LOOK_EVERY_S", 60.0)
     async with gateway.serving(gateway.fake(token_delay=0.01)):
         made, stream = await begin(gateway, sent, max_output_tokens=60)
         kept = KeptEvents(made)

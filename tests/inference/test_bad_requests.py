@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine.text import Tokenizer, backend
+from engine.text import Tokenizer
+from engine.text import tokenizer_backend as backend
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import VOCAB, Gateway
 from tests.inference.scripted import byte_by_byte, says
@@ -604,7 +605,7 @@ async def test_fault_32_a_request_id_that_is_no_word_is_replaced(
 
 
 async def test_every_field_that_is_not_supported_is_refused_by_name(served: Gateway) -> None:
-    from inference.openai.schemas.base import UNSUPPORTED
+    from inference.schemas.base import UNSUPPORTED
 
     for name, harmless in UNSUPPORTED.items():
         for reply in await both(served, **{name: {"some": "thing"}}):

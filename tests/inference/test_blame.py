@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract import protocol
+from engine.contract import messages as protocol
 from engine.text import Tokenizer
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 from tests.inference.failing_over import (

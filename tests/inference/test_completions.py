@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import client
-from inference.engine_client.client import PLACED_AT_ONCE
-from inference.engine_client.current import get_engine_client
-from inference.engine_client.inbox import InboxWriter
-from inference.rendering.infill import FORMS
-from metering.redis_clients import key, sync_client
+from inference.engine_client.client import PLACED_AT_ONCE, get_engine_client
+from inference.engine_client.redis_streams import InboxWriter
+from inference.rendering.prompts import FORMS
+from metering.redis_scripts import key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.tokenizer_folder import with_added_tokens

@@ -12,10 +12,10 @@ from openai.types.conversations import Conversation, ConversationItemList
 from openai.types.responses import CompactedResponse
 
 from engine.text import Tokenizer
-from inference.engine_client import get_engine_client
-from inference.responses.runner import run_response
-from inference.work import queue
-from storage import room
+from inference import work as queue
+from inference.api.responses.runner import run_response
+from inference.engine_client.client import get_engine_client
+from storage import ownership as room
 from storage.actions import remove_expired
 from storage.models import ConversationItem, ItemConversation
 from tenants.models import AuditEntry

@@ -13,12 +13,11 @@ from pydantic import TypeAdapter
 
 from engine.contract.errors import InvalidRequest
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.constraint import grammar_tokens
-from inference.chat.output_parser import ParserPlan
+from inference.chat.parsers import ParserPlan, grammar_tokens
 from inference.chat.turn import message_of
-from inference.tools import ToolFunction, tool_parsers
-from inference.tools.custom import parameters
-from inference.tools.escaped_lark import escaped, of_regex
+from inference.parsers.custom_tools import parameters
+from inference.parsers.registry import tool_parsers
+from inference.parsers.tool_grammar import ToolFunction, escaped, of_regex
 from tests.inference.conftest import Gateway
 from tests.inference.parsers import read
 from tests.inference.scripted import byte_by_byte

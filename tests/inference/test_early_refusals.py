@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from common.db import in_db_thread
 from inference.asgi import http_application
-from inference.engine_client.queue_bound import Load
-from inference.metrics import recorder
-from inference.web import early
+from inference.edge import load_shedding as early
+from inference.engine_client.queue_limit import Load
+from inference.metrics.recorder import recorder
 from inference.web.views import GatewayView
+from metering import request_log_writer as writer
 from metering.models import RequestEntry
-from metering.requests import writer
-from metering.requests.refusals import SINGLE
+from metering.request_log_writer import SINGLE
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tests.inference.asgi_client import AsgiClient, Reply, chat_body
 from tests.inference.conftest import Gateway
 

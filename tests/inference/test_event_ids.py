@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contract.errors import InvalidRequest
-from inference.engine_client import Piece
 from inference.engine_client.journal import OpenStream
-from inference.resuming.position import Position
-from inference.resuming.takeover import StreamGone, Taken
+from inference.engine_client.mailbox import Piece
+from inference.generation.takeover import StreamGone, Taken
+from inference.request.position import Position
 
 STREAM = "chatcmpl-" + "0a" * 16
 NUMBER = st.integers(0, 12).map(str) | st.sampled_from(["999999999", "٣", "-1", "", "1" * 30])

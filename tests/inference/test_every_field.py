@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.text import Tokenizer
-from inference.openai.schemas import ChatRequest, CompletionRequest
-from inference.openai.schemas.base import HINTS, UNSUPPORTED
+from inference.schemas.base import HINTS, UNSUPPORTED
+from inference.schemas.chat import ChatRequest
+from inference.schemas.completions import CompletionRequest
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from asgiref.sync import sync_to_async
 
-from inference.asgi import GatewayHandler
-from tenants import actions, scopes
+from inference.edge.handler import GatewayHandler
+from tenants import actions
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM
 from tenants.models import Membership, Role, Tenant, User
 from tests.console.test_every_route import ALL, REVIEWED, sample

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from engine.contract import protocol
-from engine.contract.numerics import Numerics
-from engine.contract.protocol import ErrorInfo, OutboxBatch, TokenDelta
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import ErrorInfo, OutboxBatch, TokenDelta
+from engine.contract.replica_state import Numerics
 from engine.text import Tokenizer, render_chat
-from inference.engine_client import failover, get_engine_client
-from inference.openai.schemas import ChatRequest
+from inference.engine_client import failover
+from inference.engine_client.client import get_engine_client
+from inference.schemas.chat import ChatRequest
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
@@ -301,7 +303,7 @@ async def test_fault_28_entries_that_are_no_messages_do_no_harm(
 ) -> None:
     client = get_engine_client()
     await client.start()
-    key = protocol.outbox_key(client.gateway_id, gateway.prefix)
+    key = redis_keys.outbox_key(client.gateway_id, gateway.prefix)
     for data in (b"", b"\xc1", b"{}", protocol.encode(_foreign_batch())):
         await gateway.redis.xadd(key, {protocol.FIELD: data})
     await gateway.redis.xadd(key, {b"x": b"y"})
@@ -322,7 +324,7 @@ async def test_fault_28_the_outbox_is_trimmed_and_expires(gateway: Gateway) -> N
     async with gateway.serving(gateway.fake()):
         for _ in range(4):
             await read(start(gateway))
-        key = protocol.outbox_key(client.gateway_id, gateway.prefix)
+        key = redis_keys.outbox_key(client.gateway_id, gateway.prefix)
         assert 0 < await gateway.redis.ttl(key) <= 60
         async with asyncio.timeout(30):
             while await gateway.redis.xlen(key):  # noqa: ASYNC110 - Redis tells nobody
@@ -342,7 +344,7 @@ async def test_fault_28_when_redis_forgets_everything_streams_go_on(
         replica.running.clear()
         client = get_engine_client()
         await gateway.redis.delete(
-            protocol.outbox_key(client.gateway_id, gateway.prefix),
+            redis_keys.outbox_key(client.gateway_id, gateway.prefix),
         )
         client.watchman._redis_run = "the one before"
         client.watchman.doubt_redis()
@@ -423,7 +425,7 @@ async def test_without_a_seed_every_attempt_gets_the_same_one(gateway: Gateway) 
 async def test_two_gateways_do_not_get_each_others_tokens(
     gateway: Gateway, tokenizer: Tokenizer, redis_url: str
 ) -> None:
-    from inference.engine_client import EngineClient
+    from inference.engine_client.client import EngineClient
     from inference.settings import gateway_settings
 
     other = EngineClient(redis_url, gateway_settings())
@@ -478,7 +480,7 @@ async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_th
 async def test_fault_54_the_look_at_thousands_of_requests_lets_others_in_between(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.turns.TURN_S", 0.0)
+    monkeypatch.setattr("inference.loop.fair_dispatch.TURN_S", 0.0)
     async with gateway.fake(token_delay=600):
         await gateway.look()
         body = {"model": "fake", "max_tokens": 1, "prompt": ["hello"] * 300}

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from engine.contract.protocol import OutboxBatch, TokenDelta
-from inference.engine_client import Mailbox, Piece, get_engine_client
-from inference.fair_turns import FairTurns, wakes
+from engine.contract.messages import OutboxBatch, TokenDelta
+from inference.engine_client.client import get_engine_client
+from inference.engine_client.mailbox import Mailbox, Piece
+from inference.loop.fair_dispatch import FairTurns, wakes
 from tests.inference.conftest import Gateway
 
 AT_ONCE = 4
@@ -126,7 +127,7 @@ async def test_a_step_of_thousands_of_outputs_is_handed_out_with_others_in_betwe
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, given = get_engine_client(), list[str]()
-    monkeypatch.setattr("inference.turns.TURN_S", 0.0)
+    monkeypatch.setattr("inference.loop.fair_dispatch.TURN_S", 0.0)
     monkeypatch.setattr(client, "_take_farewell", lambda delta: given.append(delta.request_id))
     names = [f"r{number}" for number in range(300)]
     deltas = [TokenDelta(request_id=name, token_ids=[5]) for name in names]

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.contract.protocol import OutboxBatch, TokenDelta
-from inference.engine_client import EngineClient, get_engine_client
-from inference.engine_client.client import BEGUN_AT_ONCE
+from engine.contract.messages import OutboxBatch, TokenDelta
+from inference.engine_client.client import BEGUN_AT_ONCE, EngineClient, get_engine_client
 from tests.inference.conftest import Gateway
 
 Taken = list[tuple[str, int]]

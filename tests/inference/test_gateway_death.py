@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import redis
 
-from engine.contract.protocol import KEY_PREFIX
+from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
 
 STREAMS, LOST, OUTPUT = 16, 4, 60

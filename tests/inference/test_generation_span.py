@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.contract.sampling_params import SamplingParams
-from inference.generation.job import Job
-from inference.pooling.job import PoolingJob
+from inference.api.pooling.job import PoolingJob
+from inference.request.job import Job
 from inference.tracing import GenerationSpan
 
 

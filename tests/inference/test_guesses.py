@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from inference.web import guesses
-from inference.web.guesses import Guesses, origin_of
+from inference.web import authentication as guesses
+from inference.web.authentication import Guesses, origin_of
 from metering.access import RateLimited
 from tenants import authentication
-from tenants.secrets import new_key
+from tenants.api_keys import new_key
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 

@@ -10,13 +10,11 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.constraint import grammar_tokens
-from inference.chat.output_parser import ParserPlan
+from inference.chat.parsers import ParserPlan, grammar_tokens
 from inference.chat.turn import message_of
-from inference.reasoning.harmony import HarmonyParser
-from inference.tools import ToolFunction
-from inference.tools.custom import parameters
-from inference.tools.harmony import NEXT, HarmonyToolParser
+from inference.parsers.custom_tools import parameters
+from inference.parsers.harmony import NEXT, HarmonyParser, HarmonyToolParser
+from inference.parsers.tool_grammar import ToolFunction
 from tests.inference.parsers import read
 from tests.inference.test_tool_grammar import DEMO_MODEL, follow
 from tests.inference.tokenizer_folder import with_added_tokens

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 from asgiref.sync import sync_to_async
 
-from engine.contract import protocol
-from inference import health
-from inference.engine_client import get_engine_client
+from engine.contract import messages as protocol
+from inference.api import health
+from inference.engine_client.client import get_engine_client
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from adapters import resolving
+from adapters import resolution as resolving
 from adapters.models import Adapter, AdapterVersion
 from adapters.resolvers import lora_resolvers
-from engine.contract.adapters import WEIGHTS_FILE, adapter_digest
+from common.db import in_db_thread
 from engine.contract.errors import ConfigError
-from tenants.db_threads import in_db_thread
+from engine.contract.lora import WEIGHTS_FILE, adapter_digest
 from tests.fakes.hub import Hub
 from tests.inference.adapter_requests import ask, digest_of, newcomer
 from tests.inference.conftest import Gateway
@@ -130,7 +130,7 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
         assert (reply.status, reply.error["code"]) == (503, "service_unavailable")
         assert hub.url not in reply.error["message"]
         assert (await ask(gateway.client, "fake")).status == 200
-    (told,) = [record for record in caplog.records if record.name == "adapters.resolving"]
+    (told,) = [record for record in caplog.records if record.name == "adapters.resolution"]
     assert "has no someone/gone" in told.getMessage()
     assert told.exc_info is None  # a line, not pages
     assert fetched(hub) == []

@@ -8,7 +8,15 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from config.inventory_page import (
+from inference.edge.handler import is_gateway_path
+from inference.metrics.definitions import FAMILIES
+from inference.schemas.chat import ChatRequest
+from inference.schemas.completions import CompletionRequest
+from inference.web.views import unknown_path
+from tests.inference import test_every_field as every
+from tests.inference.asgi_client import AsgiClient
+from tests.inference.conftest import Gateway
+from tools.docs.inventory_page import (
     EFFECTIVE,
     IGNORED,
     SCHEMAS,
@@ -17,7 +25,7 @@ from config.inventory_page import (
     live_metrics,
     route_is_here,
 )
-from config.vllm_inventory import (
+from tools.docs.vllm_inventory import (
     ALWAYS_0,
     BOTH,
     CHAT,
@@ -27,13 +35,6 @@ from config.vllm_inventory import (
     ROUTES,
     WITHOUT_EFFECT,
 )
-from inference.asgi import is_gateway_path
-from inference.metrics.definitions import FAMILIES
-from inference.openai.schemas import ChatRequest, CompletionRequest
-from inference.web.unknown_path import unknown_path
-from tests.inference import test_every_field as every
-from tests.inference.asgi_client import AsgiClient
-from tests.inference.conftest import Gateway
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/inventory.md"
 FIELDS = f"{BOTH} {CHAT} {COMPLETIONS}".split()

@@ -10,8 +10,8 @@ import redis
 from redis.exceptions import RedisError
 
 from config import embedded_redis
-from engine.contract import protocol
-from engine.contract.redis_link import RedisLink
+from engine.contract import redis_keys
+from engine.system.redis_client import RedisLink
 from inference.engine_client.journal import Journal
 
 
@@ -32,9 +32,9 @@ async def test_that_a_client_was_told_tokens_is_kept_though_redis_was_away(short
         server, url = embedded_redis.start(folder, persist=True)
         await journal.save()
         with redis.Redis.from_url(url) as client:
-            assert client.hget(protocol.stream_key("a", "p"), "told") == b"1"
-            assert client.ttl(protocol.stream_key("a", "p")) > 0
-            assert not client.exists(protocol.stream_key("settled-meanwhile", "p"))
+            assert client.hget(redis_keys.stream_key("a", "p"), "told") == b"1"
+            assert client.ttl(redis_keys.stream_key("a", "p")) > 0
+            assert not client.exists(redis_keys.stream_key("settled-meanwhile", "p"))
             client.flushall()
             await journal.save()
             assert client.dbsize() == 0

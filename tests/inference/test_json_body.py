@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import InvalidRequest
-from inference.web import json_bounds
+from inference.web import json_body as json_bounds
 from inference.web.json_body import parse_object
 
 

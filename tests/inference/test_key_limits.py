@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from inference.asgi import GatewayHandler
+from inference.edge.handler import GatewayHandler
 from inference.generation import generation
 from metering import actions as money
 from metering.access import Admission
-from metering.keeper import outputs_of
-from metering.redis_clients import sync_client
+from metering.gateway_recovery import outputs_of
+from metering.redis_scripts import sync_client
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient, chat_body
@@ -133,7 +133,7 @@ async def test_fault_22_a_budget_cuts_an_answer_and_then_refuses_with_the_time_t
 
 async def test_what_is_running_is_known_outside_the_gateway(gateway: Gateway) -> None:
     """What bills a request whose gateway is killed: tokens read, and those that wait."""
-    from inference.engine_client import get_engine_client
+    from inference.engine_client.client import get_engine_client
 
     make = sync_to_async(money.set_budget)
     await make(actor=SYSTEM, tenant=gateway.rows.tenant, period="day", tokens=10_000)

@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from config import embedded_redis
-from engine.contract.protocol import KEY_PREFIX
+from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
 
 REQUESTS = 100

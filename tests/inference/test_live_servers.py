@@ -15,6 +15,7 @@ import pytest
 import redis
 from openai import AsyncOpenAI, OpenAI
 
+from engine.contract import redis_keys
 from engine.text import Tokenizer, render_chat
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, made_tokens
@@ -231,11 +232,11 @@ def _http(key: str, body: bytes, length: int | None = None) -> bytes:
 
 def running(of: live.Instance) -> int:
     """Requests that the replica runs, by its heartbeat, which is at most 50 ms old."""
-    from engine.contract import protocol
+    from engine.contract import messages as protocol
 
     time.sleep(0.12)
     with redis.Redis.from_url(of.redis_url) as client:
-        (name,) = client.smembers(protocol.replicas_key())
-        beat = client.get(protocol.replica_key(name.decode()))
+        (name,) = client.smembers(redis_keys.replicas_key())
+        beat = client.get(redis_keys.replica_key(name.decode()))
     assert beat is not None
     return protocol.decode_heartbeat(beat).stats.num_requests_running

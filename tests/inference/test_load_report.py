@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference.engine_client.fleet import Replica
-from inference.openai.load_report import load_report
+from inference.serving.respond import load_report
 from tests.inference.conftest import Gateway
 from tests.inference.test_operations import operator as operator
 

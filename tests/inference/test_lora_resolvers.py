@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 
 from adapters import actions as adapter_actions
-from adapters import resolved, resolving, work
-from adapters.events import version_waits
+from adapters import resolution as resolved
+from adapters import resolution as resolving
+from adapters import version_jobs as work
 from adapters.models import Adapter, AdapterVersion
 from adapters.resolvers import lora_resolvers
+from adapters.signals import version_waits
 from catalog.models import ServedModel
+from common.db import in_db_thread
 from engine.contract import plugins
-from engine.contract.adapters import adapter_digest
 from engine.contract.errors import ConfigError
-from engine.contract.lora_resolver import LoRAResolver, LoRAResolverRegistry
+from engine.contract.lora import adapter_digest
+from engine.contract.plugins import LoRAResolver, LoRAResolverRegistry
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
 from tests.inference.adapter_requests import ask, client_of, digest_of, newcomer
@@ -260,7 +262,7 @@ def test_a_function_may_register_one_and_what_is_wrong_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(LoRAResolverRegistry, "_resolvers", {})
     (tmp_path / "more_resolvers.py").write_text(
-        "from engine.contract.lora_resolver import LoRAResolver, LoRAResolverRegistry\n"
+        "from engine.contract.plugins import LoRAResolver, LoRAResolverRegistry\n"
         "class None_(LoRAResolver):\n"
         "    async def resolve_lora(self, base_model_name, lora_name): return None\n"
         "def register(): LoRAResolverRegistry.register_resolver('Mine', None_())\n"
@@ -272,7 +274,9 @@ def test_a_function_may_register_one_and_what_is_wrong_is_refused(
     points.write_text("[quire.lora_resolvers]\nwrong = json:JSONDecoder\n")
     plugins._installed.cache_clear()  # as in another process
     resolving.forget()
-    with pytest.raises(ConfigError, match=r"wrong .* is no subclass of engine.contract.lora_res"):
+    with pytest.raises(
+        ConfigError, match=r"wrong .* is no subclass of engine.contract.plugins.LoRA"
+    ):
         lora_resolvers()
     points.write_text("")
     plugins._installed.cache_clear()

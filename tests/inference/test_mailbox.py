@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from engine.contract.errors import EngineFault
-from engine.contract.protocol import TokenLogprobs
-from inference.engine_client import Mailbox, Piece
-from inference.engine_client.mailbox import PIECES_AT_ONCE
+from engine.contract.messages import TokenLogprobs
+from inference.engine_client.mailbox import PIECES_AT_ONCE, Mailbox, Piece
 
 
 def piece(tokens: list[int], index: int = 0, **fields: object) -> Piece:

@@ -13,20 +13,18 @@ from django.test import Client
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.contract import protocol
-from engine.contract.adapters import AdapterState
-from engine.contract.histograms import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
+from engine.contract import messages as protocol
+from engine.contract.lora import AdapterState
+from engine.contract.metrics import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
 from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
 from inference.asgi import http_application
-from inference.metrics import recorder as the_recorder
+from inference.edge.request_log import counted
 from inference.metrics.definitions import FAMILIES
-from inference.metrics.exposition import exposition
-from inference.metrics.flusher import flush, metrics_key
-from inference.metrics.labels import SILENT_S, label_key, prune
-from inference.metrics.processes import own_families, publish
+from inference.metrics.exposition import exposition, own_families, publish
+from inference.metrics.flusher import SILENT_S, flush, label_key, metrics_key, prune
 from inference.metrics.recorder import Recorder, field_of
-from inference.metrics.websockets import counted
+from inference.metrics.recorder import recorder as the_recorder
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient

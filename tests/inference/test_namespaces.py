@@ -10,8 +10,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
-from inference.responses.items import Messages
-from inference.responses.resume import PassedOver
+from inference.api.responses.conversion import Messages
+from inference.api.responses.output_items import PassedOver
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 

@@ -17,8 +17,7 @@ import pytest
 from django.test import AsyncClient
 
 from inference import urls
-from inference.openapi.document import document, generate, is_described
-from inference.openapi.summaries import SUMMARIES
+from inference.openapi.document import SUMMARIES, document, generate, is_described
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, Gateway
 from tests.inference.forms import upload

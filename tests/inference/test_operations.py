@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from inference.engine_client import get_engine_client
-from tenants import actions, scopes
+from inference.engine_client.client import get_engine_client
+from tenants import actions
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM
 from tests.inference.conftest import Gateway
 
@@ -50,7 +51,7 @@ async def test_every_replicas_cache_is_reset(operator: Gateway) -> None:
 async def test_a_replica_that_does_not_answer_is_named(
     operator: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.extras.operations.ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr("inference.api.operator.ANSWER_WITHIN_S", 0.05)
     replica = operator.fake(replica_id="a")
     monkeypatch.setattr(replica, "_control", lambda message: asyncio.sleep(0))
     async with operator.serving(replica):

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import pytest
 from asgiref.sync import sync_to_async
 
-from metering import report_pages
+from metering import reports as report_pages
 from metering.ledger import insert_records
-from metering.records import UsageRecord
+from metering.usage_record import UsageRecord
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Tenant, User

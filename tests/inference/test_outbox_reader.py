@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from engine.contract import protocol
-from engine.contract.protocol import OutboxBatch
-from inference.engine_client.connection import reading_link, short_link
-from inference.engine_client.outbox import LOOKED_AT, OutboxReader
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import OutboxBatch
+from inference.engine_client.redis_streams import LOOKED_AT, OutboxReader, reading_link, short_link
 from inference.settings import redis_url
 from tests.inference.conftest import Gateway, until
 
@@ -121,7 +121,7 @@ async def test_the_first_entries_are_looked_into_as_they_arrive_and_all_are_hand
             raise ValueError("a bad batch ends nothing")
 
     count = LOOKED_AT + 2
-    key = protocol.outbox_key("reader", gateway.prefix)
+    key = redis_keys.outbox_key("reader", gateway.prefix)
     for step in range(1, count):
         data = protocol.encode(OutboxBatch(replica_id="r", incarnation="i", step=step))
         await gateway.redis.xadd(key, {protocol.FIELD: data})

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contract.protocol import TokenLogprobs
+from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
-from inference.engine_client import Piece
+from inference.engine_client.mailbox import Piece
 from inference.generation.output import Increment, OutputState
 from tests.inference.tokenizer_folder import EOS
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.errors import ConfigError
-from inference.parser_names import NOT_HERE, check_parser_names
-from inference.reasoning import reasoning_parsers
-from inference.tools import tool_parsers
+from inference.parsers.registry import NOT_HERE, check_parser_names, reasoning_parsers, tool_parsers
 
 _TOOLS = """
     apertus beam cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32

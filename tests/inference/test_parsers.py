@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.chat.output_parser import OutputParser, ParserPlan
+from inference.chat.parsers import OutputParser, ParserPlan
 from inference.chat.turn import message_of
-from inference.reasoning import reasoning_parsers
-from inference.tools import tool_parsers
+from inference.parsers.registry import reasoning_parsers, tool_parsers
 from tests.inference.parsers import FUNCTIONS, NO_CALLS, SAMPLES, Sample, read, shape
 
 NAMES = sorted(tool_parsers.all())

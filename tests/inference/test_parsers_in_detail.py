@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.chat.output_parser import ParserPlan
+from inference.chat.parsers import ParserPlan
 from inference.chat.turn import message_of
-from inference.tools import ToolFunction, deepseek, plamo, tool_parsers
+from inference.parsers import section_tools as deepseek
+from inference.parsers import section_tools as plamo
+from inference.parsers.registry import tool_parsers
+from inference.parsers.tool_grammar import ToolFunction
 from tests.inference.parsers import NO_CALLS, SAMPLES, read, shape
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import Control
-from inference.extras.operations import DONE
-from tenants import actions, scopes
+from engine.contract.messages import Control
+from inference.api.operator import DONE
+from tenants import actions
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway

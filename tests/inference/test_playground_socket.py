@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 
 from engine.text import Tokenizer
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from inference.routing import websocket_urlpatterns
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -222,7 +222,7 @@ async def test_fault_38_another_origin_is_refused(gateway: Gateway, session_key:
 async def test_fault_38_a_session_that_ends_closes_the_socket(
     gateway: Gateway, session_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.consumers.RECHECK_SESSION_S", 0.0)
+    monkeypatch.setattr("inference.playground.RECHECK_SESSION_S", 0.0)
 
     @sync_to_async
     def log_out() -> None:
@@ -242,7 +242,7 @@ async def test_fault_38_a_session_that_ends_closes_the_socket(
 async def test_fault_38_a_user_who_is_switched_off_is_out(
     gateway: Gateway, session_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.consumers.RECHECK_SESSION_S", 0.0)
+    monkeypatch.setattr("inference.playground.RECHECK_SESSION_S", 0.0)
 
     @sync_to_async
     def switch_off() -> None:

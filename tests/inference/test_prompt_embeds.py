@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.core.prompt_embeds import tensor_of
-from inference.rendering.tensor_file import read_embeds
+from engine.core.input_processor import tensor_of
+from inference.rendering.prompt_embeds import read_embeds
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.conftest import Gateway
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from engine.contract import protocol
+from engine.contract import messages as protocol
 from engine.contract.errors import EngineOverloaded
-from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference import errors
-from inference.engine_client import queue_bound
+from inference.engine_client import queue_limit as queue_bound
 from inference.engine_client.fleet import Fleet
-from inference.engine_client.queue_bound import LEAST_WAITING, LINE, Load, QueueBound
-from inference.errors import Overloaded, error_headers
-from inference.seldom import Seldom
+from inference.engine_client.queue_limit import LEAST_WAITING, LINE, Load, QueueBound
+from inference.errors import Overloaded, Seldom, error_headers
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.contract.sampling_params import ThinkingParams
 from engine.text import Tokenizer
-from inference.chat.thinking import BUDGETS
+from inference.chat.reasoning import BUDGETS
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica, byte_by_byte
 from tests.inference.test_chat_tools import CALL, TOOL, assembled

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from engine.contract.thinking import Phase, Thinking
+from engine.contract.reasoning import Phase, Thinking
 from engine.text import Tokenizer
-from inference.chat.output_parser import ParserPlan
-from inference.chat.thinking import counted_thinking
+from inference.chat.parsers import ParserPlan
+from inference.chat.reasoning import counted_thinking
 from inference.chat.turn import message_of
-from inference.reasoning import reasoning_parsers
+from inference.parsers.registry import reasoning_parsers
 from tests.inference.parsers import read, shape
 
 ASSUMED = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from config.chaos import failover
-from config.redis_urls import socket_path
+from chaos import failover
+from config.connections import socket_path
 from tests.inference import live
 from tests.inference.test_gateway_death import Client, client_of, ledger, read, until
 

@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
-from engine.contract.protocol import ModelInfo
+from engine.contract.messages import ModelInfo
 from engine.text import Tokenizer
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded
-from inference.rendering import fair_threads
+from inference.loop import offload as fair_threads
+from inference.loop.offload import FairThreads, RenderPool, rendering_for
 from inference.rendering import prompts as prompts_module
 from inference.rendering import tokenizers as tokenizers_module
-from inference.rendering.fair_threads import FairThreads
-from inference.rendering.messages import template_messages
-from inference.rendering.pool import RenderPool, rendering_for
-from inference.rendering.prompts import chat_token_ids, text_token_ids
+from inference.rendering.prompts import chat_token_ids, template_messages, text_token_ids
 from inference.rendering.tokenizers import CHECK_EVERY_S, TokenizerCache
 
 INFO = ModelInfo(name="m", path="", max_model_len=100, vocab_size=512, dtype="float32")

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from engine.contract.protocol import FlightRecord
+from common.db import in_db_thread
+from engine.contract.messages import FlightRecord
 from engine.text import Tokenizer
 from inference.generation import background
-from inference.generation.note import Pace
+from inference.generation.record import Pace
+from metering import request_log_writer as writer
 from metering import rules
 from metering.models import RequestContent, RequestEntry
-from metering.requests import writer
-from metering.requests.access import access_request_entry, called
-from metering.requests.note import RequestNote, read_note
-from metering.requests.refusals import SINGLE
+from metering.request_log import RequestNote, access_request_entry, called, read_note
+from metering.request_log_writer import SINGLE
 from metering.retention import remove_old_requests, trim_requests
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says

@@ -14,10 +14,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
-from inference.engine_client import get_engine_client
-from inference.responses.runner import run_response
-from inference.responses.views import Exchange
-from inference.work import queue
+from inference import work as queue
+from inference.api.responses.runner import run_response
+from inference.api.responses.views import Exchange
+from inference.engine_client.client import get_engine_client
 from storage.actions import remove_expired
 from storage.models import StoredResponse
 from tests.inference.asgi_client import Reply, parse_events
@@ -336,7 +336,7 @@ async def test_a_background_stream_that_cannot_be_kept_leaves_no_events(
     def full(**fields: Any) -> None:
         raise OperationalError("database or disk is full")
 
-    monkeypatch.setattr("inference.responses.views.store_response", full)
+    monkeypatch.setattr("inference.api.responses.views.store_response", full)
     assert (await ask(gateway, background=True, stream=True)).status == 503
     redis = get_engine_client().redis
     assert await redis.keys(f"{get_engine_client().settings.key_prefix}:response:*") == []
@@ -345,7 +345,7 @@ async def test_a_background_stream_that_cannot_be_kept_leaves_no_events(
 async def test_a_background_response_can_be_cancelled(
     gateway: Gateway, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.responses.runner.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("inference.api.responses.runner.LOOK_EVERY_S", 0.05)
     async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
         made = (await ask(gateway, background=True, max_output_tokens=1500)).json()["id"]
         running = asyncio.create_task(run_response(made, "worker"))
@@ -363,7 +363,7 @@ async def test_a_background_response_can_be_cancelled(
 async def test_a_background_fault_is_told(
     gateway: Gateway, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.responses.runner.WAIT_S", 0.0)
+    monkeypatch.setattr("inference.api.responses.runner.WAIT_S", 0.0)
     made = (await ask(gateway, background=True)).json()["id"]
     await run_response(made, "worker")  # no replica serves the model
     failed = (await gateway.client.get(f"{URL}/{made}")).json()

@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.contract.numerics import Numerics
+from engine.contract.replica_state import Numerics
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from inference.generation import continuity
-from inference.resuming.position import Position
-from inference.resuming.takeover import request_print, settle_later
-from metering.gateways import GATEWAY, open_key
+from inference.generation.takeover import request_print, settle_later
+from inference.request.position import Position
+from metering.open_requests import GATEWAY, open_key
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
@@ -305,9 +305,9 @@ async def test_fault_49_a_stream_is_noted_as_told_once_its_first_tokens_have_bee
 
 
 async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:
+    from common.db import in_db_thread
     from tenants import actions
     from tenants.actors import SYSTEM
-    from tenants.db_threads import in_db_thread
 
     whole = await ask(storyteller, "chat")
     last = events(whole)[4][0]

@@ -6,10 +6,9 @@ import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 
-from engine.contract import protocol
-from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
-from inference.engine_client.fleet import Fleet, Replica
-from inference.engine_client.routing import choose, prefix_key
+from engine.contract import messages as protocol
+from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
+from inference.engine_client.fleet import Fleet, Replica, choose, prefix_key
 
 
 def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float = 0.0) -> Replica:

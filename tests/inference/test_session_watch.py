@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from inference.playground import watch
+from tenants import websockets as watch
 from tenants.sessions import SeenSession
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from common.files import new_id
+from inference import work as queue
+from inference.api import files as files
+from inference.api.responses import conversation as before
+from inference.api.responses import conversion as chat
+from inference.api.responses.conversion import Messages
 from inference.chat import job
-from inference.files import views as files
 from inference.rendering import prompts
-from inference.responses import before, chat
-from inference.responses.items import Messages
-from inference.work import queue
-from storage.ids import new_id
 from storage.models import ConversationItem, ItemConversation, StoredFile, StoredResponse
 from tests.inference.conftest import Gateway
 

@@ -15,12 +15,12 @@ import pytest
 from django.db import OperationalError
 
 from engine.contract.errors import EngineUnavailable
-from inference.batches.journal import Journal
-from inference.engine_client import get_engine_client
+from inference import work as queue
+from inference.api.batches.files import Journal
+from inference.api.responses import runner
+from inference.engine_client.client import get_engine_client
 from inference.errors import error_response
-from inference.generation.discarded import unbilled_unless_finished
-from inference.responses import runner
-from inference.work import queue
+from inference.request.context import unbilled_unless_finished
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.test_responses import URL

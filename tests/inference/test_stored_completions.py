@@ -128,7 +128,7 @@ async def test_what_can_not_be_kept_is_an_error(
     def full(**_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("inference.openai.chat_store.store_completion", full)
+    monkeypatch.setattr("inference.api.chat.store_completion", full)
     assert (await ask(served)).status == 500
     events = (await ask(served, stream=True)).events
     assert events[-1]["error"]["code"] == "internal_error"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import EngineRequest, ErrorInfo, TokenDelta
+from engine.contract.messages import EngineRequest, ErrorInfo, TokenDelta
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.text import Tokenizer
 from tests.fakes.fake_replica import Sequence

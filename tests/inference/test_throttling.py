@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from django.urls import URLPattern
 
-from inference.organization import views as organization
+from common import db as db_threads
+from common.db import in_db_thread
+from inference.api import organization as organization
 from inference.urls import urlpatterns
 from inference.web import report_threads
 from inference.web.views import LIST_COST
 from metering import calls
 from metering.access import Question
-from metering.redis_clients import close_redis_link
-from tenants import actions, authentication, db_threads
+from metering.redis_scripts import close_redis_link
+from tenants import actions, authentication
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
-from tenants.scopes import ALL
+from tenants.api_keys import ALL
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
 from tests.inference.strangers import stranger

@@ -13,10 +13,11 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from engine.contract.errors import InvalidRequest
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.constraint import grammar_tokens
-from inference.chat.output_parser import ParserPlan
+from inference.chat.parsers import ParserPlan, grammar_tokens
 from inference.chat.turn import message_of
-from inference.tools import ToolFunction, ToolParser, tool_parsers
+from inference.parsers.registry import tool_parsers
+from inference.parsers.tool_grammar import ToolFunction
+from inference.parsers.tool_parser import ToolParser
 from tests.inference.parsers import read
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"

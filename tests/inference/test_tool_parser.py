@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
+from inference.apps import check_gateway
 from inference.chat.turn import message_of
-from inference.checks import check_gateway
-from inference.parsing import Part
-from inference.tools import HermesParser, parser_for_template, tool_parsers
+from inference.parsers.json_tools import HermesParser
+from inference.parsers.registry import parser_for_template, tool_parsers
+from inference.parsers.state_machine import Part
 
 CALL = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'

@@ -14,11 +14,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from engine.text import load_tokenizer
-from inference.chat.constraint import grammar_tokens
-from inference.chat.output_parser import ParserPlan
+from inference.apps import check_gateway
+from inference.chat.parsers import ParserPlan, grammar_tokens
 from inference.chat.turn import message_of
-from inference.checks import check_gateway
-from inference.tools import ToolFunction, parser_for_template, tool_parsers
+from inference.parsers.registry import parser_for_template, tool_parsers
+from inference.parsers.tool_grammar import ToolFunction
 from tests.inference.parsers import read, shape
 
 ROOT = Path(__file__).resolve().parents[2]

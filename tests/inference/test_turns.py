@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from inference.turns import FEW, beside_loop, in_turns
+from inference.loop.fair_dispatch import FEW, beside_loop, in_turns
 
 
 @pytest.mark.parametrize(("count", "beside"), [(FEW, False), (FEW + 1, True)])
@@ -25,7 +25,7 @@ def test_what_fails_beside_the_loop_fails_its_caller() -> None:
 
 
 def test_others_come_in_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.turns.TURN_S", -1.0)
+    monkeypatch.setattr("inference.loop.fair_dispatch.TURN_S", -1.0)
     seen: list[str] = []
 
     async def go() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.text import Tokenizer, render_chat
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body
 from tests.inference.conftest import Gateway, until
@@ -176,7 +176,7 @@ async def test_fault_26_a_slow_reader_gets_everything_in_few_large_chunks(
 
 
 async def test_an_error_of_the_engine_is_billed_for_what_ran(gateway: Gateway) -> None:
-    from engine.contract.protocol import ErrorInfo
+    from engine.contract.messages import ErrorInfo
 
     replica = gateway.fake()
     original = replica._advance

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, BlockSparse
+from kernels.attention_args import AttentionArgs, BlockSparse
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

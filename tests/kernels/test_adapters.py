@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts import ExpertsOneByOne
 from kernels.interface import ActivationSpec, ExpertLayers, KernelSet, LinearLayer
 from kernels.lora import LoraPart, LoraWeights, PackedLora, PlannedLora, PlannedPart
+from kernels.moe import ExpertsOneByOne
 
 K = 203
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs, BlockSparse
+from kernels.attention_args import AttentionArgs, BlockSparse
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import kernels
-from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features, workplace
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features
+from kernels.cpu import build as workplace
 from kernels.cpu.library import Library
 from kernels.errors import KernelsUnavailable
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.codes import Codes, Coding, decoded
 from kernels.cpu.features import choose
 from kernels.interface import Integers, KernelSet, LinearLayer
+from kernels.linear_factory import Codes, Coding, decoded
 from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 

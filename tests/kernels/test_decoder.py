@@ -9,7 +9,7 @@ import mmap
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention_args import AttentionArgs
 from kernels.interface import DecoderLayerWeights, DecoderShape, LayerInputs, NormWeights
 
 SHAPE = DecoderShape(

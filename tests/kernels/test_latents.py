@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, LatentArgs
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 from tests.covering import covering

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.interface import Integers
-from kernels.reference.quantization import dequantize, quantize
+from kernels.reference.linear import dequantize, quantize
 from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 

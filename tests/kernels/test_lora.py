@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.reference.lora import LoraSegment, add_lora
+from tests.kernels.lora import LoraSegment, add_lora
 from tests.kernels.tolerance import assert_close
 
 TOKENS, WIDTH, OUT = 23, 48, 40

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
+from kernels.compiled_decoder import StepEnds
 from kernels.interface import KernelSet
-from kernels.steps import StepEnds
 from tests.covering import covering
 from tests.kernels import test_decoder, test_step
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm, one_by_one

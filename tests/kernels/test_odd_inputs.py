@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.activations import ACTIVATIONS
-from kernels.attention.args import AttentionArgs
+from kernels.attention_args import AttentionArgs
 from kernels.interface import KernelSet
-from kernels.layers import ActivationSpec, ExpertLayers
+from kernels.layers import ACTIVATIONS, ActivationSpec, ExpertLayers
 from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch

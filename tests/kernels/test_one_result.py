@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, BlockSparse
+from kernels.attention_args import AttentionArgs, BlockSparse
 from kernels.interface import KernelSet
 from tests.covering import covering
 from tests.kernels.batches import Batch, make_batch

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from engine.contract.sampling_params import SamplingParams
+from engine.sampling.request_state import SequenceSampling
 from engine.sampling.sampler import Sampler
-from engine.sampling.state import SequenceSampling
-from engine.sampling.uniforms import uniforms
+from engine.sampling.topk_topp import uniforms
+from kernels.compiled_decoder import CompiledStep, RowEdits, StepChoice, StepEnds, StepTables
 from kernels.interface import KernelSet, LinearLayer
-from kernels.steps import CompiledStep, RowEdits, StepChoice, StepEnds, StepTables
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm
 
 VOCAB, LONGEST = 77, 41

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import kernels
-from kernels.cpu import build, structs
-from kernels.cpu.errors import StructMismatch
+from kernels.cpu import abi as structs
+from kernels.cpu import build
 from kernels.cpu.library import Library
-from kernels.errors import KernelsUnavailable
+from kernels.errors import KernelsUnavailable, StructMismatch
 from tests.kernels.conftest import RUNNABLE, load
 
 #: Changes of the sources: one to a struct, so that each can be looked at by itself.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.ablations import NAMES, OF_THE_LIBRARY, VARIABLE, turned_off
-from kernels.attention.args import AttentionArgs
+from kernels.attention_args import AttentionArgs
 from kernels.cpu import CpuKernels
 from kernels.errors import KernelsUnavailable
 from kernels.interface import DecoderLayerWeights

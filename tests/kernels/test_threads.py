@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.cpu import CpuKernels
-from kernels.cpu import threads as settings
+from kernels.cpu import memory as settings
 
 
 @pytest.fixture

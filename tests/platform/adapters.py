@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapters import actions, cards, work
+from adapters import actions, cards
+from adapters import version_jobs as work
 from adapters.models import AdapterVersion, VersionState
 from catalog.models import DesiredState, ServedModel
 from tenants.models import Tenant

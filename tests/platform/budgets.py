@@ -6,17 +6,17 @@ import time
 import uuid
 from typing import Any
 
+from common.db import in_db_thread
 from metering import actions, admission
 from metering.access import Admission, Asking, UsageRecord, admit
+from metering.budgets import BudgetState, states_of
 from metering.drain import drain_once
 from metering.models import Budget
-from metering.records import encode_record
-from metering.redis_clients import key, sync_client
+from metering.redis_scripts import key, sync_client
 from metering.settlement import spool_key
-from metering.spending import BudgetState, states_of
+from metering.usage_record import encode_record
 from tenants.actors import SYSTEM
 from tenants.authentication import Caller
-from tenants.db_threads import in_db_thread
 from tests.platform.conftest import World
 
 

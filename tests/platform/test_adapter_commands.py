@@ -10,8 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from adapters.models import Adapter, AdapterVersion, VersionState
-from config.up.adapters import Module, ensure_adapters, given_modules, still_checked
-from config.up.stack import StartFailed
+from config.embedded_redis import StartFailed
+from config.up.first_run import Module, ensure_adapters, given_modules, still_checked
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World

@@ -15,13 +15,22 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from adapters import access, actions, contents, files, store
-from adapters.errors import AdapterInvalid, AdapterTooLarge, WrongOffset
+from adapters import access, actions, store
+from adapters import archive as contents
+from adapters import archive as files
 from adapters.models import AdapterUpload, VersionState
 from catalog.models import ServedModel
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from common.errors import (
+    AdapterInvalid,
+    AdapterTooLarge,
+    Conflict,
+    NotFound,
+    PermissionDenied,
+    ServiceUnavailable,
+    WrongOffset,
+)
 from engine.contract.errors import InvalidRequest
-from tenants.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from tests.adapter_files import adapter_bytes
 from tests.platform.adapters import served
 from tests.platform.conftest import World

@@ -13,15 +13,15 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from adapters import access, actions, store, tasks, work
-from adapters.errors import AdapterInvalid, AdapterTooLarge
+from adapters import access, actions, store, tasks
+from adapters import version_jobs as work
 from adapters.models import Adapter, AdapterVersion, VersionState
 from catalog.actions import delete_model
 from catalog.models import DesiredState, ServedModel
-from engine.contract.adapters import adapter_digest
+from common.errors import AdapterInvalid, AdapterTooLarge, Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import adapter_digest
 from tenants.actors import SYSTEM
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import added, checked, served

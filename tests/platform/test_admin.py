@@ -14,10 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from catalog.models import Replica, ServedModel
+from engine.contract import redis_keys
 from metering import actions as money
+from metering.budgets import _limits
 from metering.models import Budget, Price, UsageEntry
-from metering.redis_clients import sync_client
-from metering.spending import _limits
+from metering.redis_scripts import sync_client
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 from tests.platform.conftest import World
@@ -309,7 +310,7 @@ def test_a_replica_is_drained_by_a_word_in_its_inbox(
 ) -> None:
     import redis
 
-    from engine.contract import protocol
+    from engine.contract import messages as protocol
 
     model = ServedModel.objects.create(name="m", source="hub/m")
     ready = Replica.objects.create(served_model=model, replica_id="r1", state="ready")
@@ -318,7 +319,7 @@ def test_a_replica_is_drained_by_a_word_in_its_inbox(
     assert "1 replicas are being drained" in page
     assert "R2 is failed: only a ready one can be drained" in page
     client = redis.Redis.from_url(live_redis)
-    ((_, fields),) = client.xrange(protocol.inbox_key("r1", key_prefix))
+    ((_, fields),) = client.xrange(redis_keys.inbox_key("r1", key_prefix))
     assert protocol.decode_inbox(fields[protocol.FIELD]) == protocol.Control(command="drain")
     client.close()
     assert AuditEntry.objects.get(action="replica.drain").target_label == "r1"

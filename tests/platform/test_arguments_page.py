@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from catalog.engine_options import NAMED
-from config.arguments_page import page
+from catalog.cli import NAMED
 from config.management.commands.serve import Command
-from config.vllm_variables import VARIABLES, Variable
 from tests.engine.test_vllm_settings import MANUAL
+from tools.docs.arguments_page import page
+from tools.docs.vllm_variables import VARIABLES, Variable
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of the server, from the same manual as the engine's.
@@ -69,7 +69,8 @@ def test_it_names_every_variable_of_the_manuals() -> None:
 def test_each_counterpart_is_there(variable: Variable) -> None:
     parser = Command().create_parser("quire", "serve")
     flags = {text for action in parser._actions for text in action.option_strings}
-    source = "".join(path.read_text() for path in (ROOT / "platform/config").rglob("*.py"))
+    folders = ("platform/config", "platform/common", "platform/accounts")
+    source = "".join(path.read_text() for one in folders for path in (ROOT / one).rglob("*.py"))
     for word in filter(None, variable.ours.split(", ")):
         if word.startswith("--"):
             assert word in flags

@@ -8,7 +8,7 @@ import pytest
 from django.urls import get_resolver, resolvers
 
 from config import asgi
-from inference.asgi import URLCONF
+from inference.edge.handler import URLCONF
 
 
 async def test_views_are_loaded_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

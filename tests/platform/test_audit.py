@@ -10,8 +10,7 @@ from catalog.models import ServedModel
 from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.audit import record
-from tenants.models import ApiKey, AuditEntry, Tenant
-from tenants.models.audit_entry import AppendOnly
+from tenants.models import ApiKey, AppendOnly, AuditEntry, Tenant
 from tests.platform.conftest import World
 
 database = pytest.mark.database
@@ -96,7 +95,7 @@ def test_a_row_keeps_its_actors_name_when_the_user_is_gone(world: World) -> None
 def test_a_signal_follows_the_commit_and_not_a_rollback(
     world: World, django_capture_on_commit_callbacks: object
 ) -> None:
-    from tenants.events import key_changed
+    from tenants.signals import key_changed
 
     heard: list[ApiKey] = []
 
@@ -137,7 +136,7 @@ def test_the_database_itself_keeps_audit_rows_as_they_are(world: World, statemen
 @database
 @pytest.mark.django_db
 def test_the_guard_comes_back_when_a_table_was_rebuilt(world: World) -> None:
-    from tenants.audit_guard import guard_audit_log, lifts
+    from tenants.audit import guard_audit_log, lifts
 
     with connection.cursor() as cursor:
         for statement in lifts(connection.vendor):  # as SQLite does when a column changes

@@ -12,7 +12,8 @@ from django.utils import timezone
 from metering import actions as metering_actions
 from metering import webhooks
 from metering.models import WebhookDelivery
-from tenants import audit_guard, audit_retention
+from tenants import audit as audit_guard
+from tenants import audit_retention
 from tenants.models import AuditEntry, Tenant
 from tests.platform.conftest import World
 

@@ -10,8 +10,11 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from tenants import actions, authentication, scopes
+from common.cached_lookup import CachedLookup
+from tenants import actions, authentication
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM
+from tenants.api_keys import new_key
 from tenants.authentication import (
     AuthenticationFailed,
     PermissionDenied,
@@ -22,9 +25,7 @@ from tenants.authentication import (
     check_still_valid,
     still_valid_at_hand,
 )
-from tenants.cached_lookup import CachedLookup
 from tenants.models import ApiKey
-from tenants.secrets import new_key
 from tests.platform.conftest import World
 
 pytestmark = [pytest.mark.django_db(transaction=True)]

@@ -16,10 +16,10 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from benchmarks import http_load
+from benchmarks.ceilings import Ceilings
+from benchmarks.http_load import Sample
 from config.management.commands.bench import Command
-from engine.bench import http_load
-from engine.bench.ceilings import Ceilings
-from engine.bench.http_load import Sample
 
 KEY = "secret"
 DEMO = Path(__file__).resolve().parents[2] / "demo" / "model"
@@ -193,7 +193,7 @@ def test_a_failure_halfway_is_counted(monkeypatch: pytest.MonkeyPatch, server: s
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's limits, not measured."""
-    monkeypatch.setattr("engine.bench.ceilings.measure", lambda: Ceilings(1e10, 1e11))
+    monkeypatch.setattr("benchmarks.ceilings.measure", lambda: Ceilings(1e10, 1e11))
 
 
 ENGINE = ("--num-gpu-blocks-override", "64", "--num-threads", "1", "--max-model-len", "128")

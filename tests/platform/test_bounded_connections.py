@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from config import bounded_connections
-from config.bounded_connections import BoundedConnectionsProtocol
+from config import connection_limits as bounded_connections
+from config.connection_limits import BoundedConnectionsProtocol
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:

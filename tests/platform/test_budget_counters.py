@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from common.db import in_db_thread
 from metering import admission, rules
 from metering.access import Asking, BudgetSpent, RateLimited, settle, take_over
-from metering.adapters import AdapterUse
 from metering.drain import drain_once
-from metering.gateways import GATEWAY, gateways_key, open_key
-from metering.keeper import beat, bury
+from metering.gateway_recovery import beat, bury
 from metering.models import Budget, UsageEntry
-from metering.records import encode_record
-from metering.redis_clients import close_redis_link, key, redis_link, sync_client
-from metering.scripts import source
+from metering.open_requests import GATEWAY, gateways_key, open_key
+from metering.redis_scripts import close_redis_link, key, redis_link, source, sync_client
+from metering.rules import AdapterUse
 from metering.settlement import settle_arguments, settle_keys, spool_key
-from tenants.db_threads import in_db_thread
+from metering.usage_record import encode_record
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller, enter, price, state, used
 from tests.platform.conftest import World

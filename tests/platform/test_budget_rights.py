@@ -10,13 +10,13 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from adapters.access import names_for, priced_names, warning
 from adapters.models import Adapter, AdapterAlias
-from adapters.names import names_for, priced_names, warning
 from catalog.models import ServedModel
+from common.errors import NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from metering import actions
 from metering.models import Budget
-from tenants.errors import NotFound, PermissionDenied
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, price
 from tests.platform.conftest import World

@@ -16,18 +16,19 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.db import connection
 
-from metering import admission, seeding
+from common.db import in_db_thread
+from metering import admission
+from metering import budgets as seeding
 from metering.access import Admission, BudgetSpent, settle
-from metering.adapters import AdapterUse
+from metering.budgets import states_of
 from metering.drain import drain_once
 from metering.models import Budget
-from metering.records import encode_record
-from metering.redis_clients import key, sync_client
+from metering.redis_scripts import key, sync_client
+from metering.rules import AdapterUse
 from metering.settlement import spool_key
-from metering.spending import states_of
+from metering.usage_record import encode_record
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller, enter, state, used
 from tests.platform.conftest import World

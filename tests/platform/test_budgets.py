@@ -10,14 +10,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
+from common.db import in_db_thread
 from metering import actions, admission
 from metering.access import BudgetSpent, settle
 from metering.drain import drain_once
 from metering.models import Budget, UsageEntry
-from metering.redis_clients import sync_client
+from metering.redis_scripts import sync_client
 from tenants import actions as tenant_actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tests.platform.budgets import budget, caller, enter, price, state, used
 from tests.platform.conftest import World
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tenants.cached_lookup import CachedLookup
+from common.cached_lookup import CachedLookup
 
 
 class Clock:

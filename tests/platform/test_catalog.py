@@ -10,16 +10,15 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from catalog import access, actions
-from catalog.engine_command import engine_flags, replica_command
-from catalog.errors import Conflict, ModelNotFound
+from catalog.engine_settings import engine_flags, replica_command
 from catalog.models import Replica, ReplicaState, ServedModel
-from engine.contract.config import EngineConfig, add_cli_args
+from common.db import save_valid
+from common.errors import Conflict, ModelNotFound, PermissionDenied, ServiceUnavailable
+from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import InvalidRequest
 from tenants.actors import SYSTEM
 from tenants.authentication import Caller, authenticate
-from tenants.errors import PermissionDenied, ServiceUnavailable
 from tenants.models import AuditEntry
-from tenants.validation import save_valid
 from tests.platform.conftest import World
 
 database = pytest.mark.database
@@ -318,7 +317,7 @@ def test_sharing_is_audited_with_the_tenants_names(world: World, folder: str) ->
 
 @pytest.mark.django_db
 def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: Any) -> None:
-    parser = "inference.reasoning.tags.Qwen3Parser"
+    parser = "inference.parsers.reasoning_families.Qwen3Parser"
     settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {"ours": parser}}
     for name in ("ours", "olmo3", "none"):
         wanted = {"reasoning_parser": name, "tool_call_parser": "openai"}

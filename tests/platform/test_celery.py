@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from config.celery import app
-from config.redis_urls import celery_url
-from config.steady_beat import SteadyScheduler
+from config.celery import SteadyScheduler, app
+from config.connections import celery_url
 
 
 def test_a_message_goes_through_the_broker(live_redis: str) -> None:

@@ -16,16 +16,16 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from config.chaos import client, faults
-from config.chaos.answer import Answer, Choice
-from config.chaos.client import Lost, Reader
-from config.chaos.clock import Clock
-from config.chaos.kills import Kills
-from config.chaos.kinds import KINDS, STREAM, asked_of, stopping
-from config.chaos.ledger import Difference, Row, compare
-from config.chaos.relay import Relay
-from config.chaos.report import passed, summary, table
-from config.chaos.run import Faults, Outcome, Request, Window
+from chaos import client, faults
+from chaos.answer import Answer, Choice
+from chaos.client import Lost, Reader
+from chaos.clock import Clock
+from chaos.kills import Kills
+from chaos.kinds import KINDS, STREAM, asked_of, stopping
+from chaos.ledger import Difference, Row, compare
+from chaos.relay import Relay
+from chaos.report import passed, summary, table
+from chaos.run import Faults, Outcome, Request, Window
 
 CHUNK = (
     '{"id": "chatcmpl-1", "usage": null, "choices": '

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from config.chaos import instance, run
-from config.chaos.answer import Answer
-from config.chaos.ending import end_all, processes_of, to_its_end
-from config.chaos.run import Faults, Outcome, Request
+from chaos import instance, run
+from chaos.answer import Answer
+from chaos.ending import end_all, processes_of, to_its_end
+from chaos.run import Faults, Outcome, Request
 from tests.e2e.product import ROOT, clean_environment
 
 #: A process that no signal but SIGKILL ends, with one in a session of its own that stands still,

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from config.chat.api import ApiError, ChatApi
-from config.chat.conversation import Conversation
-from config.chat.terminal import Terminal, safe
 from config.management.commands.chat import find_server
+from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal, safe
 from tests.platform.instance import certificate
 
 

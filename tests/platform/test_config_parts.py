@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from config import environment
-from config.databases import database
-from config.datadir import make_private, secret_key, write_private
-from config.logs import MAX_CHARS, DebugFormatter, JsonFormatter, LineFormatter, clean
-from config.redis_urls import MAX_SOCKET_PATH, celery_url, socket_path, socket_url
+from common import settings as environment
+from common.files import make_private, secret_key, write_private
+from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
+from config.logging import MAX_CHARS, DebugFormatter, JsonFormatter, LineFormatter, clean
 
 
 def mode(path: Path) -> int:

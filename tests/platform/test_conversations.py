@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from common.errors import Conflict, NotFound, PermissionDenied, StorageFull
 from engine.contract.errors import InvalidRequest
-from storage import actions, room
-from storage.access_conversations import (
-    access_conversation,
-    access_conversations,
-    access_own_conversation,
-)
-from storage.errors import Conflict, NotFound, StorageFull
+from storage import actions
+from storage import ownership as room
+from storage.access import access_conversation, access_conversations, access_own_conversation
 from storage.models import SavedConversation
 from tenants import actions as tenant_actions
 from tenants.actors import SYSTEM
-from tenants.errors import PermissionDenied
 from tenants.models import AuditEntry, User
 from tests.platform.conftest import World
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from config.up.credentials import Credentials, ensure_credentials
-from tenants import actions, scopes, secrets
+from config.up.first_run import Credentials, ensure_credentials
+from tenants import actions
+from tenants import api_keys as scopes
+from tenants import api_keys as secrets
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, AuditEntry, Tenant
 

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from tenants import db_threads
-from tenants.db_threads import in_db_thread, with_time_limit
-from tenants.errors import QueryTimeout
+from common import db as db_threads
+from common.db import in_db_thread, with_time_limit
+from common.errors import QueryTimeout
 
 #: Takes for ever.
 ENDLESS = """

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from config import disk_watch, embedded_redis
-from config.disk_watch import DiskWatch
+from config import embedded_redis
+from config import embedded_redis as disk_watch
+from config.embedded_redis import DiskWatch
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from common import outbound_http as egress
+from common.outbound_http import EgressRefused, check_public, check_url, post, resolve
 from engine.contract.errors import InvalidRequest
-from tenants import egress
-from tenants.egress import EgressRefused, check_public, check_url, post, resolve
 
 
 class Receiver(BaseHTTPRequestHandler):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from common.commands import hide_password
 from config import embedded_redis
-from config.embedded_redis import EmbeddedRedisError
-from config.redis_urls import socket_path
-from config.up.stack import StartFailed, check_redis, hide_password
+from config.connections import socket_path
+from config.embedded_redis import EmbeddedRedisError, StartFailed, check_redis
 from tests.services import missing, redis_binary
 
 

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from catalog.models import ServedModel
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from metering import actions as money
 from metering.models import Budget, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
@@ -25,10 +26,8 @@ from storage.blobs import blob_path, tenant_dir
 from storage.models import StoredFile
 from tenants import actions, tasks
 from tenants.actors import SYSTEM, key_actor
-from tenants.errors import Conflict, NotFound, PermissionDenied
-from tenants.export import export_chunks
-from tenants.holdings import holdings
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
+from tenants.tenant_data import export_chunks, holdings
 from tests.platform.conftest import World
 from tests.platform.test_conversations import talk
 from tests.platform.test_storage import caller_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from catalog import actions
-from catalog.idling import IdleWatch, let_go
+from catalog.idle import IdleWatch, let_go
 from catalog.models import DesiredState, ServedModel
 from tenants.actors import SYSTEM
 from tenants.models import AuditEntry

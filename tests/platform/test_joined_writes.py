@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 from config.joined_writes import JoinedWrites, JoinedWritesProtocol
-from inference.web.streaming import LastChunk
+from inference.web.responses import LastChunk
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 

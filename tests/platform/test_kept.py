@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from config.up import workers
-from config.up.kept import KeptProcesses
+from config.up import stack as workers
+from config.up.processes import KeptProcesses
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -40,7 +40,7 @@ def test_what_cant_be_started_is_tried_again_and_ends_nothing_else(
         raise OSError("Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("config.up.kept.spawn", no_memory)
+        patch.setattr("config.up.processes.spawn", no_memory)
         kept.tick()
         assert not pids(kept)
     try:

@@ -5,10 +5,11 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
-from tenants import actions, secrets
+from tenants import actions
+from tenants import api_keys as secrets
 from tenants.actors import SYSTEM
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import ApiKey, AuditEntry
 from tests.platform.conftest import World
 

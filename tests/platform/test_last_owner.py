@@ -12,11 +12,11 @@ from django.db import connection, transaction
 from django.test import Client
 from django.urls import reverse
 
+from common.errors import Conflict
 from engine.contract.errors import QuireError
 from tenants import actions
-from tenants.actions.sign_on import sync_grants
+from tenants.actions.users import sync_grants
 from tenants.actors import SYSTEM
-from tenants.errors import Conflict
 from tenants.models import Membership, Tenant, User
 from tests.platform.conftest import World
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import actions
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import ApiKey, AuditEntry, Membership, Role
 from tests.platform.conftest import World
 

@@ -13,11 +13,12 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
-from tenants import actions, authentication, scopes
+from tenants import actions, authentication
+from tenants import api_keys as scopes
 from tenants.actors import SYSTEM, key_actor
 from tenants.authentication import AuthenticationFailed, authenticate
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry, Membership, User
 from tenants.sessions import living_sessions, see_session
 from tests.platform.conftest import World

@@ -6,8 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from metering.money import Rates
-from metering.periods import PERIODS, period_of
+from metering.money import PERIODS, Rates, period_of
 
 
 @pytest.mark.parametrize(

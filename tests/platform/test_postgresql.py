@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from django.db.utils import ConnectionHandler
 
-from config.chaos.database import NoDatabase, PostgreSQL
-from config.databases import database
+from chaos.database import NoDatabase, PostgreSQL
+from config.connections import database
 from tests.services import missing, running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 #: In one process: what each of them would import takes a second.
 COMMANDS = """
 import asyncio
-from tenants.db_threads import in_db_thread
+from common.db import in_db_thread
 from tenants.models import Tenant
 from django.core.management import call_command
 from django.db import connection

@@ -11,9 +11,10 @@ from cryptography.fernet import InvalidToken
 from django.core import mail
 from django.core.mail import EmailMultiAlternatives
 
-from config import queued_mail, tasks
-from config.mail import mail_settings
-from config.queued_mail import QueuedBackend, packed, unpacked
+from accounts import mail_backend as queued_mail
+from accounts import tasks
+from accounts.mail import mail_settings
+from accounts.mail_backend import QueuedBackend, packed, unpacked
 
 
 def a_mail(**more: Any) -> EmailMultiAlternatives:
@@ -24,7 +25,7 @@ def a_mail(**more: Any) -> EmailMultiAlternatives:
 
 def test_mail_goes_to_the_queue_where_a_server_is_named() -> None:
     found = mail_settings("smtp://mail.example", "q@example.org")
-    assert found["EMAIL_BACKEND"] == "config.queued_mail.QueuedBackend"
+    assert found["EMAIL_BACKEND"] == "accounts.mail_backend.QueuedBackend"
 
 
 def test_a_mail_in_the_queue_is_sealed_and_comes_out_as_it_went_in() -> None:

@@ -17,7 +17,7 @@ PROCESS = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, {platform!r})
-from config.quick_exit import serving
+from config.shutdown import serving
 
 class Cleared:
     def __del__(self): print("cleared", flush=True)
@@ -57,7 +57,7 @@ def test_threads_and_handlers_end_and_nothing_is_cleared_away(ends: str, status:
 STUCK = """
 import sys, threading, time
 sys.path.insert(0, {platform!r})
-from config.quick_exit import end_within, serving
+from config.shutdown import end_within, serving
 
 def waits_for_a_lock():
     threading.Event().wait()

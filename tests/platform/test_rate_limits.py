@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from engine.contract.redis_link import RedisLink
+from common.errors import ServiceUnavailable
+from engine.system.redis_client import RedisLink
 from metering import rules
 from metering.access import Asking, RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission
-from metering.gateways import GATEWAY, open_key, reservation_key
-from metering.redis_clients import close_redis_link, key, redis_link, sync_client
+from metering.open_requests import GATEWAY, open_key, reservation_key
+from metering.redis_scripts import close_redis_link, key, redis_link, sync_client
 from tenants.authentication import Caller
-from tenants.errors import ServiceUnavailable
 
 pytestmark = pytest.mark.usefixtures("each_redis")
 

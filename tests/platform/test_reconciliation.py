@@ -14,19 +14,20 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db.models import F
 
-from engine.contract.protocol import TokenDelta, stream_key, written_fields, written_key
+from common.db import in_db_thread
+from engine.contract.messages import TokenDelta, written_fields
+from engine.contract.redis_keys import stream_key, written_key
 from metering.access import Account, Asking, UsageRecord, admit, settle, take_over
-from metering.accounts import name_of, since_key, sums_key
 from metering.admission import taken_key
 from metering.drain import drain_once
-from metering.gateways import GATEWAY, answered_key, gateways_key, open_key
-from metering.keeper import beat, bury
+from metering.gateway_recovery import beat, bury
 from metering.models import UsageEntry
+from metering.open_requests import GATEWAY, answered_key, gateways_key, open_key
 from metering.reconciliation import Findings, reconcile, tidy
-from metering.redis_clients import close_redis_link, key, sync_client
+from metering.redis_scripts import close_redis_link, key, sync_client
+from metering.settlement import name_of, since_key, sums_key
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller
 from tests.platform.conftest import World

@@ -16,10 +16,15 @@ from django.core.cache.backends.redis import RedisCache
 from redis.exceptions import RedisError
 
 from config import settings
-from config.redis_urls import socket_path
-from engine.contract import redis_link
-from engine.contract.redis_clients import async_client, patient_client, sync_client
-from engine.contract.redis_link import RedisLink, is_left_behind
+from config.connections import socket_path
+from engine.system import redis_client as redis_link
+from engine.system.redis_client import (
+    RedisLink,
+    async_client,
+    is_left_behind,
+    patient_client,
+    sync_client,
+)
 from tests.services import running_redis
 
 

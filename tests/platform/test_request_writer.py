@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 from django.db import OperationalError
 
-from metering.requests import writer
+from metering import request_log_writer as writer
 
 
 @pytest.mark.django_db  # it looks after the thread's connection, where there is one

@@ -9,10 +9,11 @@ import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from catalog import rolling
+from catalog import rollout as rolling
 from catalog.models import Replica, ServedModel
-from engine.contract import protocol
-from engine.contract.protocol import Control
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Control
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
@@ -41,7 +42,7 @@ class Supervised:
         ]
 
     def _words(self, replica_id: str) -> list[Any]:
-        found: Any = self._redis.xrange(protocol.inbox_key(replica_id, self._prefix))
+        found: Any = self._redis.xrange(redis_keys.inbox_key(replica_id, self._prefix))
         return [protocol.decode_inbox(fields[protocol.FIELD]) for _, fields in found]
 
     def turn(self, seconds: float) -> None:

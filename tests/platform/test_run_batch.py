@@ -11,7 +11,7 @@ import httpx
 import pytest
 from django.core.management import CommandError, call_command
 
-from config.batch import BatchClient, NoServer, own_server
+from config.batch_client import BatchClient, NoServer, own_server
 from config.management.commands.run_batch import Command
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import manage, tiny_model_folder

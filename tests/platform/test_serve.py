@@ -219,7 +219,7 @@ def test_what_cant_be_had_is_said_before_anything_starts(
 
 
 def test_a_template_of_ones_own_reaches_gateways(tmp_path: Path) -> None:
-    from catalog.engine_options import given_settings
+    from catalog.cli import given_settings
 
     file = tmp_path / "ours.jinja"
     file.write_text("{{ messages[0]['content'] }}!")

@@ -12,7 +12,7 @@ import pytest
 
 from catalog.checkpoint import Checkpoint, Shape, read_checkpoint, shape_of
 from catalog.sizing import kv_bytes_per_token, need_of, sequence_bytes, weight_bytes
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from tests import copies
 

@@ -11,11 +11,12 @@ from django.core.management.base import CommandError
 
 from catalog import actions
 from catalog.models import Replica, ServedModel
-from engine.contract import protocol
+from common.errors import PermissionDenied
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import Control
+from engine.contract.messages import Control
 from tenants.actors import SYSTEM
-from tenants.errors import PermissionDenied
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
@@ -31,7 +32,7 @@ def make(enable: bool = True, **states: str) -> ServedModel:
 
 def told(url: str, prefix: str, replica_id: str) -> list[Any]:
     client = redis.Redis.from_url(url)
-    found = client.xrange(protocol.inbox_key(replica_id, prefix))
+    found = client.xrange(redis_keys.inbox_key(replica_id, prefix))
     client.close()
     return [protocol.decode_inbox(fields[protocol.FIELD]) for _, fields in found]
 

@@ -8,7 +8,7 @@ import pytest
 
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Slot, backoff
-from engine.contract.protocol import Heartbeat, ModelInfo
+from engine.contract.messages import Heartbeat, ModelInfo
 from inference.settings import gateway_settings
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from common.errors import Conflict, NotFound, StorageFull, TooMuchWaiting
 from engine.contract.errors import InvalidRequest
-from storage import actions, room
+from storage import actions
+from storage import ownership as room
 from storage.access import (
     access_batch,
     access_file,
@@ -21,7 +23,6 @@ from storage.access import (
 )
 from storage.actions.batches import journal_paths
 from storage.blobs import blob_path
-from storage.errors import Conflict, NotFound, StorageFull, TooMuchWaiting
 from storage.models import Batch, BatchStatus, StoredFile, StoredResponse
 from tenants.authentication import Caller
 from tests.platform.conftest import World

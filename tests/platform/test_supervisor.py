@@ -16,13 +16,14 @@ import redis
 from django.db import OperationalError
 
 from catalog import actions
-from catalog.deaths import announce
+from catalog.heartbeats import announce
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import Supervisor, replica_id_of
-from engine.contract import protocol
-from engine.contract.protocol import EngineRequest, ReplicaNews
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import EngineRequest, ReplicaNews
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.step_record import LastStep
+from engine.system.step_record import LastStep
 from tenants.actors import SYSTEM
 from tests.platform.test_processes import gone
 
@@ -259,7 +260,7 @@ def test_a_death_is_told_at_once_and_its_heartbeat_goes(
     row = Replica.objects.get()
     assert row.pid is not None
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(protocol.news_key(supervisor.prefix))
+        pubsub.subscribe(redis_keys.news_key(supervisor.prefix))
         pubsub.get_message(timeout=10)
         os.kill(row.pid, signal.SIGKILL)
         # The supervisor's loop needn't come round for it.
@@ -268,7 +269,7 @@ def test_a_death_is_told_at_once_and_its_heartbeat_goes(
         news = protocol.decode_news(message["data"])
         died = ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation, held=[])
         assert news == died
-        assert client.get(protocol.replica_key(row.replica_id, supervisor.prefix)) is None
+        assert client.get(redis_keys.replica_key(row.replica_id, supervisor.prefix)) is None
 
 
 def test_a_death_is_told_with_the_requests_that_the_process_was_at(
@@ -281,15 +282,15 @@ def test_a_death_is_told_with_the_requests_that_the_process_was_at(
     assert row.pid is not None
     params = SamplingParams(max_tokens=2000, ignore_eos=True)
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(protocol.news_key(supervisor.prefix))
+        pubsub.subscribe(redis_keys.news_key(supervisor.prefix))
         pubsub.get_message(timeout=10)
-        inbox = protocol.inbox_key(row.replica_id, supervisor.prefix)
+        inbox = redis_keys.inbox_key(row.replica_id, supervisor.prefix)
         for name in ("a", "b~2"):
             request = EngineRequest(
                 request_id=name, gateway_id="g", prompt_token_ids=[5], sampling=params
             )
             client.xadd(inbox, {protocol.FIELD: protocol.encode(request)})
-        outbox = protocol.outbox_key("g", supervisor.prefix)
+        outbox = redis_keys.outbox_key("g", supervisor.prefix)
         tick_until(supervisor, lambda: client.xlen(outbox) > 3, "both have tokens")
         os.kill(row.pid, signal.SIGKILL)
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
@@ -302,7 +303,7 @@ def test_a_death_whose_heartbeat_has_run_out_is_told_all_the_same(
     live_redis: str,
 ) -> None:
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(protocol.news_key("late"))
+        pubsub.subscribe(redis_keys.news_key("late"))
         pubsub.get_message(timeout=10)
         assert announce(client, "late", "r", 123, LastStep("gone", ["a"]))
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=10)
@@ -317,7 +318,7 @@ def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(
 ) -> None:
     supervisor.program = [sys.executable, "-c", "import time; time.sleep(600)"]
     model = actions.load_model(actor=SYSTEM, name="m", source=folder)
-    key = protocol.replica_key(replica_id_of(model, 0, "here"), supervisor.prefix)
+    key = redis_keys.replica_key(replica_id_of(model, 0, "here"), supervisor.prefix)
     with redis.Redis.from_url(live_redis) as client:
         tick_until(supervisor, lambda: client.exists(key), "it's said to be coming")
         data = client.get(key)

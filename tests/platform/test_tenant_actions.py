@@ -2,10 +2,10 @@
 
 import pytest
 
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry, Role, Tenant
 from tests.platform.conftest import World
 

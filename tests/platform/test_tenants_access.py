@@ -8,11 +8,11 @@ import pytest
 
 from catalog.access import access_replicas, access_served_models
 from catalog.models import Replica, ServedModel
+from common.errors import NotFound, PermissionDenied
 from metering.access import access_all_usage, access_usage, access_usage_entries
 from metering.ledger import insert_records
-from metering.records import UsageRecord
+from metering.usage_record import UsageRecord
 from tenants import access
-from tenants.errors import NotFound, PermissionDenied
 from tenants.models import Tenant, User
 from tests.platform.conftest import World
 

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from config.up.gateways import use_tls
+from config.up.processes import use_tls
 from tests.platform.instance import certificate
 
 

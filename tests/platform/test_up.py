@@ -22,9 +22,9 @@ import pytest
 
 from catalog.models import ServedModel
 from config.up.banner import command
-from config.up.gateways import listen, url_of
-from config.up.lock import InUse, exclusive
-from config.up.models import ensure_model
+from config.up.first_run import ensure_model
+from config.up.processes import listen, url_of
+from config.up.stack import InUse, exclusive
 from tests.database import NAME, with_tables
 from tests.platform.instance import (
     ROOT,

@@ -19,11 +19,12 @@ from metering import drain, settlement
 from metering.access import UsageRecord, settle
 from metering.admission import UNLIMITED
 from metering.drain import Drainer, Spool, drain_once, write
-from metering.ledger import ROWS, insert_records
+from metering.ledger import LEDGER_ROWS as ROWS
+from metering.ledger import insert_records
 from metering.models import UsageEntry
-from metering.records import decode_record, encode_record
-from metering.redis_clients import key, sync_client
+from metering.redis_scripts import key, sync_client
 from metering.settlement import spool_key
+from metering.usage_record import decode_record, encode_record
 from tests.platform.conftest import World
 from tests.services import running_redis
 

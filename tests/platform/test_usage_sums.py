@@ -10,9 +10,9 @@ from django.db.models import Sum
 from metering.access import WIDTHS, Question, access_all_usage, access_usage, report
 from metering.ledger import insert_records
 from metering.models import UsageDay, UsageEntry, UsageHour
-from metering.records import UsageRecord
+from metering.reconciliation import check_day, check_days
 from metering.retention import remove_old_entries
-from metering.roll_up_check import check_day, check_days
+from metering.usage_record import UsageRecord
 from tenants import actions as tenant_actions
 from tenants.actors import SYSTEM
 from tenants.models import Tenant

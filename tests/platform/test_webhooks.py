@@ -17,12 +17,11 @@ from django.core.cache import cache
 from django.db import connection
 from django.utils import timezone
 
+from common.errors import Conflict, NotFound, PermissionDenied, RateLimited
 from engine.contract.errors import InvalidRequest
 from metering import actions, alerts, webhooks
-from metering.errors import RateLimited
 from metering.models import Budget, Webhook, WebhookDelivery
 from tenants import breaker
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
 from tests.platform.conftest import World

@@ -37,12 +37,12 @@ from types import SimpleNamespace
 from allauth.socialaccount.models import SocialAccount, SocialToken
 from django.core.mail import send_mail
 from django.utils import timezone
-from console.identity import groups
+from accounts import group_sync as groups
 from metering import actions
 from tenants import actions as tenant_actions
 from tenants.actors import SYSTEM
 from tenants.models import Tenant, User
-from tenants.work import send_task
+from common.task_queue import send_task
 from tests.platform.budgets import budget, spend
 
 what, address = sys.argv[1:]
@@ -230,7 +230,7 @@ call_command("worker", queues="maintenance,identity")
 _SEND = """
 import django, sys
 django.setup()
-from tenants.work import send_task
+from common.task_queue import send_task
 for name in sys.argv[1:]:
     send_task(name)
 """

@@ -14,12 +14,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 from django.db import OperationalError
 
-from config.databases import database
-from config.datadir import make_private
-from config.logs import OurVariables
-from config.redis_urls import checked_url
-from config.unknown_variables import check_variables, unknown_variables
-from tenants.commands import explain_database
+from common.commands import explain_database
+from common.files import make_private
+from common.settings import check_variables, unknown_variables
+from config.connections import checked_url, database
+from config.logging import OurVariables
 from tests.platform.instance import ROOT, environment
 
 

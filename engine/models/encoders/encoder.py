@@ -6,20 +6,304 @@ computed whole in one step. Activations are float32 whatever the weights' dtype 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from engine.kv_cache.layout import KVLayout
-from engine.models.adaptable import Adaptable
-from engine.models.context import AttentionContext
-from engine.models.encoders.attention import Sequences
-from engine.models.encoders.build import EncoderBuilder, EncoderLayer
-from engine.models.encoders.spec import EncoderSpec
-from engine.models.experts import Weights
-from engine.models.norms import Norm
+from engine.kv_cache.kv_cache_config import KVLayout
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.forward_context import AttentionContext
+from engine.models.layers.linear import LinearDescription, LinearPart
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import LayerNorm, NoNorm, Norm, Transform, chain
+from engine.models.lora import AdaptedLinear, CurrentStep
+from engine.models.rotary_embedding import RopeSpec, cos_sin_table
+from engine.models.supports_lora import Adaptable
 from kernels import KernelSet, LinearLayer
+from kernels.interface import ActivationSpec
+from kernels.layers import activation, gated_activation
+from kernels.tensors import to_device
+
+# -- Attention in both directions over sequences of many lengths, without padding.
+
+
+class Sequences:
+    """The sequences of one step, sorted by length: those of one length are one dense batch.
+
+    Args:
+        query_start_loc: int32 [num_seqs + 1], on the host, where each sequence's tokens begin.
+        device: of what is to be sorted.
+
+    Attributes:
+        groups: (length, first token, end) of the sequences of each length, after sorting.
+    """
+
+    def __init__(self, query_start_loc: Tensor, device: torch.device) -> None:
+        self._device, starts = device, query_start_loc.tolist()
+        by_length: dict[int, list[int]] = {}
+        for start, end in pairwise(starts):
+            by_length.setdefault(end - start, []).append(start)
+        self.groups: list[tuple[int, int, int]] = []
+        places, first = [], 0
+        for length, begins in sorted(by_length.items()):
+            places.append((torch.tensor(begins)[:, None] + torch.arange(length)).flatten())
+            self.groups.append((length, first, first + length * len(begins)))
+            first += length * len(begins)
+        # Of one length they lie as they are needed.
+        self._order = to_device(torch.cat(places), device) if len(places) > 1 else None
+
+    def sorted(self, values: Tensor) -> Tensor:
+        """[num_tokens, ...] in the order of the groups."""
+        return values if self._order is None else values[self._order]
+
+    def places(self, count: int) -> Tensor:
+        """int64 [count]: where each of the step's tokens stands among the sorted ones."""
+        return self.restored(torch.arange(count, device=self._device))
+
+    def restored(self, values: Tensor) -> Tensor:
+        """What was sorted, in the step's order again."""
+        if self._order is None:
+            return values
+        return torch.empty_like(values).index_copy_(0, self._order, values)
+
+
+@dataclass(slots=True, kw_only=True)
+class BidirectionalAttention:
+    """One layer's attention: every token sees its whole sequence, or what is near.
+
+    Attributes:
+        project: hidden states to queries, keys and values side by side: [T, 3 q].
+        output: what follows attention: [T, q] -> [T, hidden].
+        cos_sin: rotary table float32 [max_position, head_dim], None: no rotation.
+        reach: tokens at most this far away are seen, 0 for all.
+        bias_table: float32 [buckets, heads], biases by relative position, or None.
+    """
+
+    project: Transform
+    output: Transform
+    num_heads: int
+    head_dim: int
+    cos_sin: Tensor | None = None
+    reach: int = 0
+    bias_table: Tensor | None = None
+
+    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+        """[T, hidden] of the same; tokens are sorted as in `sequences`."""
+        qkv = self.project(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        if self.cos_sin is not None:
+            rotated = _rotated(qkv[:, :2], self.cos_sin[positions]).to(qkv.dtype)
+            qkv = torch.cat((rotated, qkv[:, 2:]), dim=1)
+        out = [
+            self._attend(qkv[first:end].unflatten(0, (-1, length)), length)
+            for length, first, end in sequences.groups
+        ]
+        return self.output((torch.cat(out) if len(out) > 1 else out[0]).flatten(1))
+
+    def _attend(self, qkv: Tensor, length: int) -> Tensor:
+        """[n, L, 3, heads, head_dim] -> [n * L, heads, head_dim]."""
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mask = self._mask(length, q)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, length: int, like: Tensor) -> Tensor | None:
+        """What is added to the scores, or which pairs count: [L, L] or [heads, L, L]."""
+        if self.bias_table is None and (not self.reach or length <= self.reach + 1):
+            return None
+        place = torch.arange(length, device=like.device)
+        distance = place[None, :] - place[:, None]
+        if self.bias_table is not None:
+            buckets = relative_bucket(distance, len(self.bias_table))
+            return self.bias_table[buckets].movedim(-1, 0).to(like.dtype)
+        return distance.abs() <= self.reach
+
+
+def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tensor:
+    """T5's buckets of key minus query position (arXiv 1910.10683): exact near, logarithmic far."""
+    half = buckets // 2
+    exact = half // 2
+    away = distance.abs()
+    far = exact + (
+        torch.log(away.clamp(min=1).float() / exact) / math.log(farthest / exact) * (half - exact)
+    ).long().clamp(max=half - exact - 1)
+    return torch.where(away < exact, away, far) + half * (distance > 0)
+
+
+def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """x [T, 2, heads, D] rotated as two halves by cos_sin [T, D]."""
+    cos, sin = cos_sin[:, None, None, :].chunk(2, dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+# -- From a checkpoint's tensors to an encoder's layers.
+
+
+@dataclass(slots=True)
+class EncoderLayer:
+    """Attention and MLP, with norms after the residual ("post") or before ("pre")."""
+
+    attention: BidirectionalAttention
+    attention_norm: Norm
+    mlp: Transform
+    mlp_norm: Norm
+    pre: bool
+
+    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+        """[T, hidden] of the same."""
+        if self.pre:
+            x = x + self.attention(self.attention_norm(x), positions, sequences)
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm.add(self.attention(x, positions, sequences), x)
+        return self.mlp_norm.add(self.mlp(x), x)
+
+
+def encoder_linears(spec: EncoderSpec) -> list[dict[str, LinearDescription]]:
+    """Each layer's linear layers by the slots that adapters name, by names without the prefix."""
+    inner, names = spec.num_heads * spec.head_dim, spec.names
+    found = []
+    for index in range(spec.num_layers):
+        at = names.layer.format(index)
+
+        def linear(
+            parts: Sequence[str], rows: int, columns: int, bias: bool, at: str = at
+        ) -> LinearDescription:
+            each = tuple(LinearPart(at + name, rows // len(parts)) for name in parts)
+            return LinearDescription(parts=each, columns=columns, bias=bias)
+
+        up = spec.intermediate_size * (2 if spec.gated else 1)
+        found.append(
+            {
+                "qkv": linear(names.qkv, 3 * inner, spec.hidden_size, spec.qkv_bias),
+                "o": linear([names.o], spec.hidden_size, inner, spec.o_bias),
+                "up": linear(names.up, up, spec.hidden_size, spec.mlp_bias),
+                "down": linear(
+                    [names.down], spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+                ),
+            }
+        )
+    return found
+
+
+class EncoderBuilder:
+    """Builds layers from weights, one at a time.
+
+    Args:
+        dtype: in which linear weights are kept. Norms, biases and tables of positions are float32.
+        max_model_len: length of the rotary tables.
+        step: says which adapters the rows of a step go through.
+
+    Attributes:
+        linears: of each layer, by slot, without adapters.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        ops: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int,
+        weights: Weights,
+        step: CurrentStep,
+    ) -> None:
+        self._step, self._described = step, encoder_linears(spec)
+        self.linears: list[dict[str, LinearLayer]] = [{} for _ in self._described]
+        self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self._max_model_len = max_model_len
+        self._tables: list[tuple[RopeSpec, Tensor]] = []
+        whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
+        self._prefix = spec.names.prefix if whole in weights else ""
+        self._bias_table: Tensor | None = None
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor of the encoder, in the checkpoint's dtype, maybe backed by the mapped file."""
+        return self.weights.get(self._prefix + name, shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """A small tensor of our own, in float32, on the kernels' device."""
+        return self.tensor(name, *shape).float().clone().to(self.ops.device)
+
+    def norm(self, name: str) -> Norm:
+        """The LayerNorm of this name; "" for none."""
+        if not name:
+            return NoNorm()
+        size = self.spec.hidden_size
+        # torch's norm wants its weights in the dtype of what is normed.
+        kept = self.ops.activation_dtype(self.dtype)
+        bias = self.vector(f"{name}.bias", size).to(kept) if self.spec.norm_bias else None
+        weight = self.vector(f"{name}.weight", size).to(kept)
+        return LayerNorm(size, weight, bias, self.spec.norm_eps)
+
+    def linear(self, index: int, slot: str) -> LinearLayer:
+        """A linear layer, whose rows get what their adapters add."""
+        described = self._described[index][slot]
+        weight = torch.cat(
+            [
+                self.tensor(f"{part.name}.weight", part.rows, described.columns)
+                for part in described.parts
+            ]
+        )
+        biased = described.parts if described.bias else ()
+        biases = [self.vector(f"{part.name}.bias", part.rows) for part in biased]
+        layer = self.ops.PackedLinear(
+            weight.to(self.dtype).contiguous(), torch.cat(biases) if biases else None
+        )
+        self.linears[index][slot] = layer
+        return AdaptedLinear(self.ops, layer, (index, slot), self._step)
+
+    def layer(self, index: int) -> EncoderLayer:
+        """One layer."""
+        spec, names, at = self.spec, self.spec.names, self.spec.names.layer.format(index)
+        has_norm = spec.wiring == "post" or spec.first_norm or index > 0
+        return EncoderLayer(
+            attention=self._attention(index),
+            attention_norm=self.norm(at + names.attention_norm if has_norm else ""),
+            mlp=self._mlp(index),
+            mlp_norm=self.norm(at + names.mlp_norm),
+            pre=spec.wiring == "pre",
+        )
+
+    def _attention(self, index: int) -> BidirectionalAttention:
+        spec = self.spec
+        return BidirectionalAttention(
+            project=self.linear(index, "qkv"),
+            output=self.linear(index, "o"),
+            num_heads=spec.num_heads,
+            head_dim=spec.head_dim,
+            cos_sin=self._table(spec.ropes[index]) if spec.ropes else None,
+            reach=spec.reach[index] if spec.reach else 0,
+            bias_table=self._relative_bias(),
+        )
+
+    def _relative_bias(self) -> Tensor | None:
+        """The table of relative position biases, one for all layers."""
+        spec = self.spec
+        if spec.relative_buckets and self._bias_table is None:
+            name = f"{spec.names.relative_bias}.weight"
+            self._bias_table = self.vector(name, spec.relative_buckets, spec.num_heads)
+        return self._bias_table
+
+    def _table(self, rope: RopeSpec) -> Tensor:
+        """The rotary table, one for all layers with the same embedding."""
+        for known, table in self._tables:
+            if known == rope:
+                return table
+        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
+        self._tables.append((rope, table))
+        return table
+
+    def _mlp(self, index: int) -> Transform:
+        spec = self.spec
+        act = (
+            gated_activation(self.ops, ActivationSpec(spec.activation))
+            if spec.gated
+            else activation(spec.activation)
+        )
+        return chain(self.linear(index, "up"), act, self.linear(index, "down"))
 
 
 class NativeEncoder(Adaptable):

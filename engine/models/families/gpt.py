@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from engine.layers.rotary import rope_spec
-from engine.models.families.family import Config, Family, alibi_slopes, refuse
-from engine.models.names import WeightNames
+from engine.models.decoder_spec import WeightNames
+from engine.models.families.common import Config, Family, alibi_slopes, refuse
+from engine.models.rotary_embedding import rope_spec
 
 _TRANSFORMER = WeightNames(
     embedding="transformer.wte",

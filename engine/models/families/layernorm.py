@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
-from engine.layers.rotary import rope_spec
-from engine.models.families.family import (
+from engine.models.decoder_spec import WeightNames
+from engine.models.families.common import (
     Config,
     Family,
     every_nth_full,
@@ -15,7 +15,7 @@ from engine.models.families.family import (
     windows_by_type,
 )
 from engine.models.families.llama import llama
-from engine.models.names import WeightNames
+from engine.models.rotary_embedding import rope_spec
 
 PHI = WeightNames(
     final_norm="model.final_layernorm",

@@ -2,19 +2,136 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.contract.errors import BadModelConfig
-from engine.layers.rotary import rope_spec
-from engine.models.families.family import (
+from engine.models.decoder_spec import WeightNames
+from engine.models.families.common import (
     Config,
     Family,
+    activation_of,
+    every_nth_full,
     head_size,
+    refuse,
     rotary_dim,
     window_everywhere,
     windows_by_type,
 )
-from engine.models.names import WeightNames
+from engine.models.rotary_embedding import RopeSpec, rope_spec
+
+# -- Gemma 1, 2 and 3 (text).
+
+
+SANDWICH = WeightNames(
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+
+
+def gemma(config: Config) -> dict[str, Any]:
+    """Gemma: norms count from 1, embeddings are scaled by the root of their size."""
+    refuse(config, use_bidirectional_attention=False)
+    bias = bool(config.get("attention_bias", False))
+    named = activation_of(config) if config.get("hidden_act") else "gelu_tanh"
+    return {
+        "norm_offset": 1.0,
+        "embedding_scale": float(config["hidden_size"]) ** 0.5,
+        # Early checkpoints say "gelu" and mean its tanh form.
+        "activation": "gelu_tanh" if named == "gelu" else named,
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
+
+
+def gemma2(config: Config) -> dict[str, Any]:
+    """Gemma 2: a norm on both sides of attention and MLP, soft caps, every other layer a window."""
+    return {
+        **gemma(config),
+        "names": SANDWICH,
+        "attention_scale": float(config["query_pre_attn_scalar"]) ** -0.5,
+        "attention_soft_cap": float(config.get("attn_logit_softcapping") or 0.0),
+        "logit_soft_cap": float(config.get("final_logit_softcapping") or 0.0),
+        "windows": windows_by_type(config, every_nth_full(config, 2)),
+    }
+
+
+def gemma3(config: Config) -> dict[str, Any]:
+    """Gemma 3: queries and keys normed by head; windowed layers rotate with a base of their own."""
+    pattern = int(config.get("sliding_window_pattern", 6))
+    windows = windows_by_type(config, every_nth_full(config, pattern))
+    head_dim = int(config["head_dim"])
+    dim = rotary_dim(config, head_dim)
+    whole = rope_spec(config, dim, "full_attention")
+    local = _local_rope(config, dim)
+    return {
+        **gemma2({**config, "layer_types": None}),
+        "qk_norm": "rms_head",
+        "windows": windows,
+        "rope": whole,
+        "layer_ropes": tuple(local if window else whole for window in windows),
+    }
+
+
+def _local_rope(config: Config, dim: int) -> RopeSpec:
+    """Rotary embedding of windowed layers; older configs name only its base."""
+    found = (config.get("rope_parameters") or {}).get("sliding_attention")
+    if found:
+        return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
+    theta = float(config.get("rope_local_base_freq", 10000.0))
+    return RopeSpec(theta, dim, max_position_embeddings=int(config["max_position_embeddings"]))
+
+
+_SHARED = {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256}
+_GEMMA2 = {"sliding_window": 4096, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+
+FAMILIES = {
+    "GemmaForCausalLM": Family(gemma, _SHARED | {"max_position_embeddings": 8192}),
+    "Gemma2ForCausalLM": Family(gemma2, _SHARED | _GEMMA2 | {"max_position_embeddings": 8192}),
+    "Gemma3ForCausalLM": Family(
+        gemma3,
+        _SHARED | {"sliding_window": 4096, "rope_theta": 1e6, "max_position_embeddings": 131072},
+    ),
+}
+
+
+# -- GLM-4: the checkpoints of 2024 and those of 2025, which have norms after attention and MLP.
+
+
+GLM = WeightNames(up=("mlp.gate_up_proj",))
+GLM4 = replace(
+    GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
+)
+
+
+def glm(config: Config) -> dict[str, Any]:
+    """GLM: neighbours are rotated in half of each head; biases of queries, keys and values."""
+    return {
+        "names": GLM,
+        "qkv_bias": bool(config.get("attention_bias", True)),
+        "rope_neox": False,
+    }
+
+
+def glm4(config: Config) -> dict[str, Any]:
+    """GLM-4-0414: a norm on both sides of attention and MLP."""
+    return {**glm(config), "names": GLM4}
+
+
+_DEFAULTS = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-07,
+    "eos_token_id": [151329, 151336, 151338],
+}
+
+GLM_FAMILIES = {
+    "GlmForCausalLM": Family(glm, _DEFAULTS),
+    "Glm4ForCausalLM": Family(glm4, _DEFAULTS),
+}
+
 
 FUSED = WeightNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
 
@@ -108,7 +225,7 @@ def _rotated_layers(config: Config, layers: int) -> list[bool]:
     return [bool(turned) for turned in given[:layers]]
 
 
-FAMILIES = {
+LLAMA_FAMILIES = {
     "LlamaForCausalLM": Family(llama),
     "MistralForCausalLM": Family(mistral),
     "Qwen2ForCausalLM": Family(qwen2),
@@ -119,5 +236,65 @@ FAMILIES = {
     "GraniteForCausalLM": Family(granite),
     "SmolLM3ForCausalLM": Family(
         smollm3, {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True}
+    ),
+}
+
+
+# -- OLMo 1, 2 and 3.
+
+
+#: Norms on what attention and MLP give, none on what they take.
+POST_NORM = WeightNames(
+    attention_norm="",
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+
+
+def olmo(config: Config) -> dict[str, Any]:
+    """OLMo 1: LayerNorm without weights; queries, keys and values clipped."""
+    return {
+        **llama(config),
+        "norm": "layer",
+        "norm_weight": False,
+        "norm_eps": 1e-5,
+        "clip_qkv": float(config.get("clip_qkv") or 0.0),
+    }
+
+
+def olmo2(config: Config) -> dict[str, Any]:
+    """OLMo 2: norms after attention and MLP, and over all queries and all keys."""
+    return {**llama(config), "names": POST_NORM, "qk_norm": "rms_full"}
+
+
+def olmo3(config: Config) -> dict[str, Any]:
+    """OLMo 3: three windowed layers, then one that sees everything; only that one's rotary
+    embedding is scaled."""
+    windows = windows_by_type(config, every_nth_full(config, 4))
+    dim = rotary_dim(config, head_size(config))
+    whole = rope_spec(config, dim, "full_attention")
+    local = _windowed_rope(config, dim, whole)
+    return {
+        **olmo2(config),
+        "windows": windows,
+        "rope": whole,
+        "layer_ropes": tuple(local if window else whole for window in windows),
+    }
+
+
+def _windowed_rope(config: Config, dim: int, whole: RopeSpec) -> RopeSpec:
+    """Rotary embedding of windowed layers; older configs have one base for all layers."""
+    if isinstance((config.get("rope_parameters") or {}).get("sliding_attention"), dict):
+        return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
+    return RopeSpec(whole.theta, dim, max_position_embeddings=whole.max_position_embeddings)
+
+
+OLMO_FAMILIES = {
+    "OlmoForCausalLM": Family(olmo, {"eos_token_id": 50279}),
+    "Olmo2ForCausalLM": Family(olmo2, {"rms_norm_eps": 1e-5, "eos_token_id": 50279}),
+    "Olmo3ForCausalLM": Family(
+        olmo3,
+        {"rms_norm_eps": 1e-5, "eos_token_id": 50279, "rope_theta": 5e5, "sliding_window": 4096},
     ),
 }

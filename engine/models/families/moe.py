@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.layers.rotary import rope_spec
-from engine.models.families.family import (
+from engine.models.decoder_spec import MoeSpec, WeightNames
+from engine.models.families.common import (
     ACTIVATIONS,
     Config,
     Family,
@@ -15,8 +15,7 @@ from engine.models.families.family import (
     windows_by_type,
 )
 from engine.models.families.llama import granite, llama, qwen2, qwen3
-from engine.models.names import WeightNames
-from engine.models.spec import MoeSpec
+from engine.models.rotary_embedding import rope_spec
 
 
 def mixtral(config: Config) -> dict[str, Any]:

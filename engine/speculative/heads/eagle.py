@@ -9,9 +9,103 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.speculative.heads.layer import HeadLayer
-from engine.speculative.heads.layer_heads import LayerHeads, Target, layer_spec
-from engine.speculative.heads.source import HeadSource
+from engine.speculative.heads.base import HeadSource
+from engine.speculative.heads.layer import HeadLayer, LayerHeads, Target, layer_spec
+
+# -- `Eagle3`: a layer over three of the model's hidden states, with a vocabulary of its own.
+#
+# Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+# Training-Time Test".
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+class Eagle3(LayerHeads):
+    """State j = F [what three layers begin with at token j]. Attention takes the norms of the
+    embedding of token j + 1 and of state j beside each other; the layer gives state j + 1, whose
+    norm the output layer takes. That may know some of the tokens alone, the frequent ones.
+    """
+
+    def __init__(self, source: HeadSource, target: Target) -> None:
+        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
+        source.same("target_hidden_size", source.hidden_size)
+        spec, weights = layer_spec(source), source.weights
+        width = self.width = spec.hidden_size
+        self._eps = spec.norm_eps
+        self.taps = tapped_layers(source, target.model.spec.num_layers)
+        fusion, at = source.prefix("fc."), source.prefix("midlayer.", "layers.0.")
+        self.columns = len(self.taps) * source.hidden_size
+        self._fusion = source.stacked([(fusion.removesuffix("."), width)], self.columns)
+        self.layer = HeadLayer(source, spec, at, 2 * width, target.max_model_len)
+        self._token_norm = source.vector(f"{at}input_layernorm.weight", width)
+        self._state_norm = source.vector(f"{at}hidden_norm.weight", width)
+        self._norm = source.vector(f"{source.prefix('norm.')}weight", width)
+        usual = "speculators_model_type" in source.config
+        self._adds_normed = source.flag("norm_before_residual", default=usual)
+        self._scale = source.positive("logit_scale", 1.0)
+        self._tokens = _draft_tokens(source)
+        self._tokens = self._tokens.to(source.ops.device)
+        self._vocab_size, count = source.vocab_size, len(self._tokens)
+        self._head = source.linear("lm_head.weight", count, width)
+        self._embedding = target.model.embedding
+        own = f"{source.prefix('embed_tokens.')}weight"
+        if own in weights:
+            self._embedding = source.linear(own, source.vocab_size, width)
+        elif width != source.hidden_size:
+            raise source.wrong(f"hidden_size is {width}: it needs embed_tokens of its own")
+        self._ops, self.nbytes = source.ops, source.nbytes
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """See the base."""
+        return self._fusion(hidden)
+
+    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        states = states.contiguous()
+        embedded = self._embedding.rows(tokens).to(states.dtype)
+        embedded = self._ops.rms_norm(embedded, self._token_norm, self._eps)
+        normed = self._ops.rms_norm(states, self._state_norm, self._eps)
+        return torch.cat((embedded, normed), dim=-1), normed if self._adds_normed else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See the base."""
+        found = self._head(self._ops.rms_norm(states, self._norm, self._eps)).float() * self._scale
+        spread = found.new_full((len(found), self._vocab_size), -torch.inf)
+        return spread.index_copy_(1, self._tokens, found)
+
+
+def tapped_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
+    """Which of the model's layers begin with what the heads read: one near its start, the one in
+    its middle and one near its end, unless config.json says otherwise.
+    """
+    within = source.config.get("eagle_config") or {}
+    if not isinstance(within, dict) or within.get("use_aux_hidden_state", True) is not True:
+        raise source.wrong("eagle_config without use_aux_hidden_state isn't run")
+    given = source.config.get(_IDS) or within.get(_IDS)
+    layers = [2, num_layers // 2, num_layers - 3] if given is None else given
+    whole = isinstance(layers, list) and all(type(each) is int for each in layers)
+    sound = whole and len(layers) > 0 and layers == sorted({*layers})
+    if not sound or not 0 <= layers[0] <= layers[-1] < num_layers:
+        said = "by default" if given is None else "in config.json"
+        raise source.wrong(
+            f"{_IDS} must be ascending layers of the model's {num_layers}; {said} they are "
+            f"{layers!r:.80}"
+        )
+    return tuple(layers)
+
+
+def _draft_tokens(source: HeadSource) -> Tensor:
+    """int64 [draft_vocab_size], the tokens of the output layer's columns."""
+    vocab = source.vocab_size
+    count = source.whole("draft_vocab_size", 1, vocab, default=vocab)
+    source.weights.mark_read(["t2d"])  # the same, from the other side
+    tokens = torch.arange(count)
+    if count < vocab or "d2t" in source.weights:
+        tokens = tokens + source.whole_numbers("d2t", count)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab or len(tokens.unique()) < count:
+        raise source.wrong(f"'d2t' must lead to different tokens in [0, {vocab})")
+    return tokens
 
 
 class Eagle(LayerHeads):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine.speculative.heads.heads import Heads, fed
-from engine.speculative.heads.source import HeadSource
+from engine.speculative.heads.base import Heads, HeadSource, fed
 from kernels import LinearLayer
 
 

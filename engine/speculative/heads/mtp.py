@@ -13,30 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ModelLoadError
-from engine.models.attention import Attention
-from engine.models.cache import LayerCache
-from engine.models.context import AttentionContext
-from engine.models.describe import describe_layer
-from engine.models.description import (
+from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, count_of, with_one
+from engine.models.forward_context import AttentionContext, LayerCache
+from engine.models.layers.attention import Attention
+from engine.models.layers.decoder_layer import describe_layer, plain_layer
+from engine.models.layers.linear import (
+    LayerWeights,
     LinearDescription,
     LinearPart,
     NormDescription,
     TableDescription,
 )
-from engine.models.draft_layers import COUNT, FAMILIES, count_of, with_one
-from engine.models.experts import Weights
-from engine.models.latent_attention import LatentAttention
-from engine.models.layer_loader import LayerLoader
-from engine.models.layer_weights import LayerWeights
-from engine.models.norms import norm_of
-from engine.models.plain_layers import plain_layer
-from engine.models.spec import DecoderSpec
-from engine.models.states import StateMixer
-from engine.models.weights import WeightReader
-from engine.quantization.scheme import Scheme
-from engine.speculative.heads.layer import PagedLayer
-from engine.speculative.heads.layer_heads import LayerHeads, Target
+from engine.models.layers.mamba import StateMixer
+from engine.models.layers.mla import LatentAttention
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import norm_of
+from engine.models.weight_loader import LayerLoader
+from engine.quantization.packing import Scheme
+from engine.speculative.heads.layer import LayerHeads, PagedLayer, Target
 from kernels import KernelSet
 from kernels.interface import NO_NORM
 

@@ -21,7 +21,7 @@ constexpr int64_t kTile = 128;
 // Tokens of KV, whole tiles of them, that one piece of decode work covers.
 constexpr int64_t kChunk = 2 * kTile;
 
-// Blocks of tokens that a query sees, see kernels/attention/args.py; block 0: all of them.
+// Blocks of tokens that a query sees, see kernels/attention_args.py; block 0: all of them.
 struct Sparse {
   int64_t block, local, stride, head_step;
 
@@ -30,7 +30,7 @@ struct Sparse {
   }
 };
 
-// kernels/attention/args.py says what each is.
+// kernels/attention_args.py says what each is.
 struct AttentionArgs {
   const void* q;
   void* out;         // [tokens, q_heads, head_size], dense

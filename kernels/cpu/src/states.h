@@ -1,4 +1,4 @@
-// Layers that carry a state from token to token: kernels/states.py says what they compute.
+// Layers that carry a state from token to token: kernels/ssm.py says what they compute.
 #pragma once
 
 #include "runtime.h"

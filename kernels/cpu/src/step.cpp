@@ -15,7 +15,7 @@ struct Step {
 };
 
 // Philox4x32-10 (Salmon et al. 2011) of (seed, position): the number that
-// engine/sampling/uniforms.py makes.
+// engine/sampling/topk_topp.py makes.
 double uniform_of(uint64_t seed, uint64_t position) {
   constexpr uint64_t kLow = 0xffffffff;
   uint64_t c0 = position & kLow, c1 = position >> 32, c2 = 0, c3 = 0;

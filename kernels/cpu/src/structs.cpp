@@ -1,4 +1,4 @@
-// How the compiler laid out each struct that Python fills in; kernels/cpu/structs.py compares its own.
+// How the compiler laid out each struct that Python fills in; kernels/cpu/abi.py compares its own.
 #include <string>
 #include <type_traits>
 

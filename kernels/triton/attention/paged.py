@@ -8,15 +8,15 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
-from kernels.checks import check_caches, check_vector, describe, token_stride
-from kernels.triton.attention.kernel import (
+from kernels.attention_args import AttentionArgs
+from kernels.tensors import check_caches, check_vector, describe, token_stride
+from kernels.triton.attention.kernels import (
     attention_kernel,
     reduce_kernel,
     split_attention_kernel,
 )
-from kernels.triton.attention.shares import SPLIT_KEYS
-from kernels.triton.attention.tiles import (
+from kernels.triton.attention.tile import SPLIT_KEYS
+from kernels.triton.attention.tile_sizes import (
     MOST_SPLITS,
     most_splits,
     programs_for,

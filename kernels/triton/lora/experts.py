@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora_slots import LoraRows, RowGroups
-from kernels.triton.grouped.align import Groups
+from kernels.lora import LoraRows, RowGroups
 from kernels.triton.launch import INTERPRETED, launch
-from kernels.triton.lora.entry import (
+from kernels.triton.lora.kernels import (
     CHANGES,
     COLUMN_BLOCK,
     RANKS,
@@ -23,6 +22,7 @@ from kernels.triton.lora.entry import (
     expand_rows,
     shrink_rows,
 )
+from kernels.triton.moe.grouped_gemm import Groups
 
 _RANKS: int = RANKS.value
 _TILE = 16

@@ -10,21 +10,24 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import describe
-from kernels.lora import EmbeddingWeights, LayerLoras, LoraWeights, PackedLora
-from kernels.lora_slots import (
+from kernels.lora import (
     EMBEDDING,
     EMBEDDING_ROWS,
     EXPERTS,
+    EmbeddingWeights,
+    LayerLoras,
     LoraRows,
     LoraSlots,
+    LoraWeights,
+    PackedLora,
     Place,
     RowGroups,
     SlotTable,
 )
+from kernels.tensors import describe
 from kernels.triton.launch import INTERPRETED, launch
-from kernels.triton.lora.embedding import TritonEmbeddingRanks, TritonEmbeddingRows, embed_kernel
-from kernels.triton.lora.entry import (
+from kernels.triton.lora.experts import add_experts, one_group, owners_of
+from kernels.triton.lora.kernels import (
     CHANGES,
     COLUMN_BLOCK,
     FIELDS,
@@ -32,10 +35,16 @@ from kernels.triton.lora.entry import (
     INNER,
     RANKS,
     SHIFT,
+    expand_kernel,
+    shrink_kernel,
 )
-from kernels.triton.lora.experts import add_experts, one_group, owners_of
-from kernels.triton.lora.kernel import expand_kernel, shrink_kernel
-from kernels.triton.lora.pack import TritonLora, padded_rank
+from kernels.triton.lora.packing import (
+    TritonEmbeddingRanks,
+    TritonEmbeddingRows,
+    TritonLora,
+    embed_kernel,
+    padded_rank,
+)
 
 _RANKS: int = RANKS.value
 _FIELDS: int = FIELDS.value

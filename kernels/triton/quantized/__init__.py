@@ -1,6 +1,5 @@
 """Products with weights in few bits: int8 and fp8 by quantised activations, int4 by unpacking."""
 
-from kernels.triton.quantized.experts import GroupedExperts, grouped_experts
 from kernels.triton.quantized.linear import (
     Fp8Linear,
     Int4Linear,
@@ -9,6 +8,7 @@ from kernels.triton.quantized.linear import (
     coded_linear,
     quantised_linear,
 )
+from kernels.triton.quantized.moe import GroupedExperts, grouped_experts
 
 __all__ = [
     "Fp8Linear",

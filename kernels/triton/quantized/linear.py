@@ -11,21 +11,26 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import describe
-from kernels.codes import unsorted
 from kernels.interface import Integers, LinearLayer
-from kernels.reference.quantization import dequantize, quantize
-from kernels.triton.grouped.align import Groups
+from kernels.linear_factory import unsorted
+from kernels.reference.linear import dequantize, quantize
+from kernels.tensors import describe
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
-from kernels.triton.quantized.activations import E4M3_MOST, round_groups, round_rows
-from kernels.triton.quantized.products import (
+from kernels.triton.moe.grouped_gemm import Groups
+from kernels.triton.quantized.activations import (
+    E4M3_MOST,
+    library_multiplies,
+    round_groups,
+    round_rows,
+    scaled_product,
+)
+from kernels.triton.quantized.kernels import (
     fp8_product_kernel,
     int4_few_rows_kernel,
     int4_product_kernel,
     int8_product_kernel,
 )
-from kernels.triton.quantized.scaled import library_multiplies, scaled_product
-from kernels.triton.quantized.tiles import (
+from kernels.triton.quantized.tile_sizes import (
     ProductTile,
     counters,
     depth_splits,

@@ -1,8 +1,8 @@
 """Choosing tokens in Triton: edits of logits, penalties, filters, draws, log probabilities."""
 
-from kernels.logits import LogitEdits
-from kernels.triton.sampling import edits, penalties
-from kernels.triton.sampling.logprobs import token_logprobs
+from kernels.logit_edits import LogitEdits
+from kernels.triton.sampling import logit_edits
+from kernels.triton.sampling.logit_edits import token_logprobs
 from kernels.triton.sampling.sample import argmax, sample
 
 __all__ = ["TritonLogitEdits", "argmax", "sample", "token_logprobs"]
@@ -11,9 +11,9 @@ __all__ = ["TritonLogitEdits", "argmax", "sample", "token_logprobs"]
 class TritonLogitEdits(LogitEdits):
     """`LogitEdits` of a GPU."""
 
-    forbid = staticmethod(edits.forbid)
-    add = staticmethod(edits.add)
-    keep = staticmethod(edits.keep)
-    record = staticmethod(penalties.record)
-    penalise = staticmethod(penalties.penalise)
+    forbid = staticmethod(logit_edits.forbid)
+    add = staticmethod(logit_edits.add)
+    keep = staticmethod(logit_edits.keep)
+    record = staticmethod(logit_edits.record)
+    penalise = staticmethod(logit_edits.penalise)
     token_logprobs = staticmethod(token_logprobs)

@@ -5,8 +5,216 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling.chunks import LOG2E, SETTLED, lowest_key, row_sums
-from kernels.triton.sampling.keys import floats_of, ordered_keys, weigh
+# -- Device functions of single logits: how they order, and what they weigh.
+
+
+@triton.jit
+def ordered_keys(x):
+    """float32 -> int32 that orders as the floats do; -0 equals 0."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def floats_of(keys):
+    """The inverse of `ordered_keys`."""
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weigh(x, top, inverse):
+    """exp((x - top) / temperature); `inverse` is log2(e) / temperature."""
+    return tl.exp2((x - top) * inverse)
+
+
+# -- Sampling by several programs a row: what one pass over the logits says, and what it settles.
+
+
+#: In the place of a threshold: the row's token is chosen.
+SETTLED = tl.constexpr(2147483647)
+#: log2(e): a weight is a power of two.
+LOG2E = tl.constexpr(1.4426950408889634)
+#: A weight under 2^-149 of the largest is none in float32.
+UNDERFLOW = tl.constexpr(104.0)
+
+
+@triton.jit
+def scan_kernel(
+    floats, ints, logits, temperature, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Grid (CHUNKS, rows): the only read of all of the logits.
+
+    Writes of each chunk its top (NaN where one of its logits is), the weight of all of it beside
+    that, the lowest id of the top, and the top of each of GROUPS interleaved groups of its logits.
+    Without temperatures, where the greatest is all that is wanted, neither weight nor groups.
+    """
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf"))
+    broken = tl.max((x != x).to(tl.int32), 0) > 0
+    x = tl.where(x != x, float("-inf"), x)
+    top = tl.max(x, 0)
+    first = tl.min(tl.where(x == top, at, VOCAB), 0)
+    floats += row * (CHUNKS * (2 + GROUPS))
+    tl.store(floats + chunk, tl.where(broken, float("nan"), top))
+    tl.store(ints + row * (CHUNKS + 2) + chunk, first)
+    if temperature is not None:
+        heat = tl.load(temperature + row)
+        inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
+        # Above -inf, so that a chunk of nothing but that weighs nothing.
+        mass = tl.sum(weigh(x, tl.maximum(top, -3.0e38), inverse), 0)
+        tl.store(floats + CHUNKS + chunk, mass)
+        tops = tl.max(tl.reshape(x, (CHUNK // GROUPS, GROUPS)), 0)
+        tl.store(floats + (2 * CHUNKS + chunk * GROUPS) + tl.arange(0, GROUPS), tops)
+
+
+@triton.jit
+def first_kernel(
+    out, floats, ints, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,): the lowest id of a row's top; -1 where one of its logits is broken."""
+    index = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, PADDED)
+    floats += index * (CHUNKS * (2 + GROUPS))
+    tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
+    firsts = tl.load(ints + index * (CHUNKS + 2) + chunk, mask=chunk < CHUNKS, other=VOCAB)
+    whole = tl.sum((tops != tops).to(tl.int32), 0) == 0
+    top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
+    token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
+    tl.store(out + index, tl.where(whole & (tl.abs(top) < float("inf")), token, -1).to(tl.int64))
+
+
+@triton.jit
+def row_sums(floats, inverse, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+    """(tops [PADDED], float64 weights [PADDED] of chunks beside the row's top, that top, whether
+    all logits are numbers); `floats` is the row's."""
+    chunk = tl.arange(0, PADDED)
+    tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
+    masses = tl.load(floats + CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
+    whole = tl.sum((tops != tops).to(tl.int32), 0) == 0
+    top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
+    # Chunks of nothing have a weight of 0, and a top from which nothing can be taken off.
+    weights = tl.where(masses > 0, masses * weigh(tops, top, inverse), 0.0)
+    return tops, weights.to(tl.float64), top, whole
+
+
+@triton.jit
+def threshold(
+    maxima, top, inverse, count_wanted, mass_wanted, ALL: tl.constexpr, PADDED: tl.constexpr
+):
+    """The largest key that so many of the groups' tops reach, or as much weight of them.
+
+    So many logits are at or above it for certain, and seldom many more, being spread over groups.
+    """
+    at = tl.arange(0, PADDED)
+    x = tl.load(maxima + at, mask=at < ALL, other=float("-inf"))
+    keys = ordered_keys(x)
+    weights = tl.where(at < ALL, weigh(x, top, inverse), 0.0)
+    low = tl.full((), -2147483648, tl.int64)
+    high = ordered_keys(top).to(tl.int64) + 1
+    for _ in range(32):
+        middle = (low + high) >> 1
+        reached = keys.to(tl.int64) >= middle
+        count = tl.sum(reached.to(tl.int32), 0)
+        mass = tl.sum(tl.where(reached, weights, 0.0), 0)
+        enough = (count >= count_wanted) | (mass >= mass_wanted)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def lowest_key(top, heat, least):
+    """The key of the smallest logit that min-p leaves, or that weighs anything."""
+    floor = top - heat * UNDERFLOW
+    if least > 0:
+        # min-p in logits: within temperature * log(1 / min_p) of the top.
+        floor = tl.maximum(floor, (top + heat * tl.log(least)).to(tl.float32))
+    return ordered_keys(tl.maximum(floor, -3.4028234663852886e38))
+
+
+@triton.jit
+def draw_in_chunks(
+    row, key, ties, weights, top, inverse, uniform, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """A token by the weights of those that are kept: the chunk by its weight, then one within that.
+
+    Kept are the logits above `key`, and the first on it by id: `ties` [PADDED] of each chunk. Of
+    them each chunk has float64 `weights` [PADDED].
+    """
+    chunk = tl.arange(0, PADDED)
+    sums = tl.cumsum(weights, 0)
+    target = tl.sum(weights, 0) * uniform
+    there = weights > 0
+    last = tl.max(tl.where(there, chunk, 0), 0)
+    found = tl.min(tl.where(there & (sums > target), chunk, PADDED), 0)
+    found = tl.where(found < PADDED, found, last)
+    before = tl.sum(tl.where(chunk < found, weights, 0.0), 0)
+    at = found * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
+    keys = ordered_keys(x)
+    on = keys == key
+    rank = tl.cumsum(on.to(tl.int32), 0)
+    kept = (keys > key) | (on & (rank <= tl.sum(tl.where(chunk == found, ties, 0), 0)))
+    each = tl.where(kept, weigh(x, top, inverse), 0.0)
+    summed = before + tl.cumsum(each.to(tl.float64), 0)
+    # Rounding may leave the target beyond all of them: then the last with a weight is taken.
+    final = tl.max(tl.where(each > 0, at, 0), 0)
+    token = tl.min(tl.where((each > 0) & (summed > target), at, VOCAB), 0)
+    return tl.where(token < VOCAB, token, final)
+
+
+@triton.jit
+def settle_kernel(
+    out, floats, ints, logits, temperature, top_k, top_p, min_p, uniforms,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
+    PADDED: tl.constexpr, ENOUGH: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,): the token of rows that are broken, greedy or unfiltered.
+
+    For the others a threshold at or above which the filters' borders lie, if it can be told: that
+    of the ENOUGH largest logits, or of as many as top-k or top-p need.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    floats += index * (CHUNKS * (2 + GROUPS))
+    ints += index * (CHUNKS + 2)
+    heat = tl.load(temperature + index)
+    inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
+    tops, weights, top, whole = row_sums(floats, inverse, CHUNKS, PADDED)
+    least = tl.load(min_p + index)
+    share = tl.load(top_p + index)
+    most = tl.load(top_k + index)
+    chunk = tl.arange(0, PADDED)
+    bound = tl.full((), SETTLED, tl.int32)
+    good = whole & (tl.abs(top) < float("inf"))
+    firsts = tl.load(ints + chunk, mask=chunk < CHUNKS, other=VOCAB)
+    token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
+    if good & (heat > 0):
+        if (most >= VOCAB) & (share >= 1.0) & (least <= 0):
+            everything = tl.full((), -2147483648, tl.int32)
+            token = draw_in_chunks(
+                logits + index * VOCAB, everything, firsts * 0, weights, top, inverse,
+                tl.load(uniforms + index), VOCAB, CHUNK, PADDED,
+            )  # fmt: skip
+        else:
+            bound = lowest_key(top, heat, least)
+            if (most < VOCAB) | (share < 1.0):
+                wanted = tl.minimum(most, ENOUGH).to(tl.int32)
+                enough = float("inf")
+                if (most >= VOCAB) & (least <= 0):
+                    enough = (tl.sum(weights, 0) * share).to(tl.float32)
+                key = threshold(
+                    floats + 2 * CHUNKS, top, inverse, wanted, enough, CHUNKS * GROUPS,
+                    PADDED * GROUPS,
+                )  # fmt: skip
+                bound = tl.maximum(bound, key)
+    tl.store(out + index, tl.where(good, token, -1).to(tl.int64))
+    tl.store(ints + CHUNKS, bound)
+    tl.store(ints + (CHUNKS + 1), 0)
 
 
 @triton.jit

@@ -6,11 +6,16 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.checks import check_logits, check_vector
+from kernels.tensors import check_logits, check_vector
 from kernels.triton.launch import INTERPRETED, launch
-from kernels.triton.sampling.candidates import choose_kernel, gather_kernel
-from kernels.triton.sampling.chunks import first_kernel, scan_kernel, settle_kernel
-from kernels.triton.sampling.flat import search_kernel, sort_kernel
+from kernels.triton.sampling.candidates import (
+    choose_kernel,
+    first_kernel,
+    gather_kernel,
+    scan_kernel,
+    settle_kernel,
+)
+from kernels.triton.sampling.full_sort import search_kernel, sort_kernel
 
 CHUNK = 64 if INTERPRETED else 2048
 """Logits of a row that a program reads."""

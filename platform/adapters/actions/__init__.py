@@ -13,8 +13,7 @@ from adapters.actions.adapters import (
     retire,
     staged_content,
 )
-from adapters.actions.pins import pin, unpin
-from adapters.actions.traffic import delete_alias, promote, rollback, take_offline
+from adapters.actions.traffic import delete_alias, pin, promote, rollback, take_offline, unpin
 from adapters.actions.uploads import (
     add_piece,
     begin_upload,

@@ -9,10 +9,10 @@ from pathlib import Path
 from django.db import transaction
 from django.db.models import Max, Q
 
-from adapters import files, room, store
-from adapters.actions.rights import announce, locked_adapter, locked_version, require
-from adapters.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
-from adapters.events import version_waits
+from adapters import archive as files
+from adapters import store
+from adapters import store as room
+from adapters.actions.base import announce, locked_adapter, locked_version, require
 from adapters.models import (
     PASSED,
     Adapter,
@@ -21,13 +21,15 @@ from adapters.models import (
     AdapterVersion,
     VersionState,
 )
+from adapters.signals import version_waits
 from adapters.sources import check_path, check_repository
 from catalog.access import access_served_models
 from catalog.models import ServedModel
+from common.db import save_valid
+from common.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
 from tenants.models import ActorKind, Role, Tenant, User
-from tenants.validation import save_valid
 
 Stage = Callable[[Path], None]
 

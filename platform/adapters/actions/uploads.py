@@ -12,20 +12,28 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from adapters import contents, files, room, store
+from adapters import archive as contents
+from adapters import archive as files
+from adapters import store
+from adapters import store as room
 from adapters.actions.adapters import add_staged, check_free, check_model
-from adapters.actions.rights import require
-from adapters.errors import AdapterInvalid, AdapterTooLarge, Conflict, NotFound, WrongOffset
-from adapters.models import Adapter, AdapterUpload, AdapterVersion
-from adapters.models.adapter import check_name
+from adapters.actions.base import require
+from adapters.models import Adapter, AdapterUpload, AdapterVersion, check_name
 from catalog.models import ServedModel
+from common.db import save_valid
+from common.errors import (
+    AdapterInvalid,
+    AdapterTooLarge,
+    Conflict,
+    NotFound,
+    ServiceUnavailable,
+    WrongOffset,
+)
+from common.files import is_id, new_id
 from engine.contract.errors import InvalidRequest
-from storage.ids import is_id, new_id
 from tenants.actors import Actor, as_actor
 from tenants.audit import record
-from tenants.errors import ServiceUnavailable
 from tenants.models import Role, Tenant, User
-from tenants.validation import save_valid
 
 #: An upload that nobody added to for so long is given up.
 EXPIRES = timedelta(hours=24)

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from config.datadir import write_private
-from config.up.credentials import Credentials
-
-#: In the data dir while an instance runs: where `manage.py chat` finds it.
-INSTANCE_FILE = "instance.json"
+from common.files import write_private
+from config.up.first_run import Credentials
 
 
 def write_ready_file(path: Path, url: str, model: str, credentials: Credentials) -> None:
@@ -27,14 +24,6 @@ def write_ready_file(path: Path, url: str, model: str, credentials: Credentials)
         "admin_password": credentials.admin_password,
     }
     write_private(path, json.dumps(content, indent=2) + "\n")
-
-
-def instance_url(data_dir: Path) -> str:
-    """Where the instance that runs in this data dir is reached; "" when none does."""
-    try:
-        return str(json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))["url"])
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 def command(words: str, data_dir: Path) -> str:

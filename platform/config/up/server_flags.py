@@ -13,12 +13,12 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from config.environment import ROOT_PATH, note_flags
-from config.up.adapters import given_modules
+from common.settings import ROOT_PATH, note_flags
+from config.up.first_run import given_modules
 from engine.contract.errors import ConfigError, InvalidRequest
-from engine.contract.tracing import check_endpoint
-from engine.text.messages import CONTENT_FORMATS
-from inference.template_kwargs import check_template_kwargs
+from engine.contract.observability import check_endpoint
+from engine.text.chat_messages import CONTENT_FORMATS
+from inference.settings import check_template_kwargs
 
 
 @dataclass(frozen=True)

@@ -2,43 +2,96 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import redis
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.processes import ManagedProcess
 from catalog.slot import describe_exit
 from catalog.supervisor import TICK_S, Supervisor
+from common.task_queue import hint
 from config import embedded_redis
-from config.disk_watch import DiskWatch
-from config.up.first_token import FirstToken
-from config.up.gateways import Gateways
-from config.up.kept import KeptProcesses
-from engine.contract import redis_clients
+from config.embedded_redis import DiskWatch, StartFailed, check_redis
+from config.queues import PROCESS_QUEUES, THREAD_QUEUES
+from config.up.processes import FirstToken, Gateways, KeptProcesses
 from metering.drain import Drainer, drain_once
-from metering.redis_clients import sync_client
-from tenants.commands import sentence
-from tenants.redaction import without_credentials
+from metering.redis_scripts import sync_client
+from storage.actions import release_leases_of_dead
+
+# -- One `manage.py up` for each data dir.
+
+
+class InUse(RuntimeError):
+    """Another process holds the data dir."""
+
+
+@contextmanager
+def exclusive(data_dir: Path) -> Iterator[None]:
+    """Hold the data dir while the block runs. The kernel lets go of it however the process ends.
+
+    Raises: `InUse` with the other's process id.
+    """
+    with (data_dir / "up.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InUse(
+                f"Quire is running in {data_dir} already (process {file.read().strip() or '?'}). "
+                "Another --data-dir keeps instances apart."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+# -- The workers of `manage.py up`, and what becomes of their work when one dies.
+
 
 logger = logging.getLogger(__name__)
 
-#: XAUTOCLAIM came with this one.
-OLDEST_REDIS = (6, 2)
+
+def kept_workers(count: int) -> KeptProcesses:
+    """So many workers of batches and responses, each started again whenever it ends.
+
+    Who has seen one die needn't wait for its leases to run out: another one takes its work at
+    once, or the next one at its start.
+    """
+    command = ["manage.py", "worker", "--queues", ",".join(THREAD_QUEUES)]
+    return KeptProcesses("worker", command, count, on_death=give_back)
+
+
+def kept_task_worker() -> KeptProcesses:
+    """The worker of tasks that may hang or take long."""
+    command = ["manage.py", "worker", "--queues", ",".join(PROCESS_QUEUES)]
+    return KeptProcesses("task worker", command)
+
+
+def give_back(process: int) -> None:
+    """Let others take what a dead worker held. Without a database its leases run out."""
+    try:
+        given = release_leases_of_dead(process=process)
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("the leases of worker process %d run out by themselves: %s", process, error)
+        return
+    if given:
+        hint("inference.sweep")
+
+
 #: What a worker needs to give its work back.
 WORKER_GRACE_S = 15.0
-
-
-class StartFailed(RuntimeError):
-    """Something that must run doesn't: the message says what and why."""
 
 
 class ModelFailed(StartFailed):
@@ -177,23 +230,6 @@ class Stack:
             self.gateways.kill()
         if self.supervisor is not None:
             self.supervisor.kill()
-
-
-def check_redis(url: str) -> None:
-    """Raise `StartFailed` unless a server answers there that is new enough."""
-    client = redis_clients.sync_client(url)
-    try:
-        version = str(client.info("server")["redis_version"])
-    except redis.RedisError as error:
-        raise StartFailed(
-            f"Redis at {without_credentials(url)} can't be used: {sentence(error)} "
-            "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
-        ) from error
-    finally:
-        client.close()
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if numbers < OLDEST_REDIS:
-        raise StartFailed(f"Redis {version} is too old: 6.2 or later is needed.")
 
 
 def is_ready(model: ServedModel) -> bool:

@@ -9,15 +9,19 @@ import msgspec
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from console.live.hub import Key, hub, rights
-from console.live.topics import access_topic
+from console.live.hub import Key, access_topic, hub, rights
 from engine.contract.errors import InvalidRequest, QuireError
-from inference.consumers import BAD_MESSAGES, FOREIGN_ORIGIN, NOT_LOGGED_IN
 from inference.errors import envelope
-from inference.playground.access import origin_allowed, user_of_session
-from inference.playground.watch import watch
 from inference.web.json_body import parse_object
 from tenants.sessions import see_session
+from tenants.websockets import (
+    BAD_MESSAGES,
+    FOREIGN_ORIGIN,
+    NOT_LOGGED_IN,
+    origin_allowed,
+    user_of_session,
+    watch,
+)
 
 MAX_FRAME_CHARS = 1 << 14
 MAX_DEPTH = 8

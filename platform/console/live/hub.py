@@ -7,6 +7,8 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -15,11 +17,67 @@ from channels.layers import get_channel_layer
 from django.db import DatabaseError, InterfaceError
 from django.utils.module_loading import import_string
 
-from console.live.topics import Topic
+from common.db import in_db_thread
+from common.errors import NotFound
+from common.messaging import ALL, group_of
 from engine.contract.errors import QuireError
-from tenants.db_threads import in_db_thread
-from tenants.live import group_of
+from tenants.access import access_tenant
+from tenants.actors import as_actor, require_operator
 from tenants.models import User
+
+# -- Every topic of the console's socket: the one place that registers them.
+
+
+class Audience(Enum):
+    """Who may have a topic."""
+
+    #: A tenant's members have their tenant's; operators also all tenants'.
+    TENANT = "tenant"
+    #: The same for everybody who is logged in: nothing of a tenant may be in it.
+    EVERYBODY = "everybody"
+    OPERATORS = "operators"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One kind of news.
+
+    Attributes:
+        read: dotted name of a function from a tenant's id (`ALL`: of all) to what is so now, as
+            plain JSON; asked every `every_s` seconds, in a thread, while somebody has the topic,
+            and sent when it changed. "": only what `common.messaging.publish` tells.
+    """
+
+    name: str
+    audience: Audience
+    read: str = ""
+    every_s: float = 2.0
+
+
+TOPICS = {
+    topic.name: topic
+    for topic in (
+        # A new piece of history was written.
+        Topic("history", Audience.EVERYBODY),
+        Topic("now", Audience.TENANT, "catalog.live_status.now"),
+        # When the newest request that has ended began.
+        Topic("requests", Audience.TENANT, "console.views.requests.newest"),
+    )
+}
+
+
+def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]:
+    """The topic, and the id of the tenant it's for. Raises `NotFound`, `PermissionDenied`."""
+    topic = TOPICS.get(name)
+    if topic is None:
+        raise NotFound(f"Topic {name[:50]!r} not found.", param="topic")
+    if topic.audience is Audience.EVERYBODY:
+        return topic, ALL
+    if topic.audience is Audience.OPERATORS or tenant is None:
+        require_operator(as_actor(user))
+        return topic, ALL
+    return topic, access_tenant(user, tenant).pk
+
 
 logger = logging.getLogger(__name__)
 #: Topic and id of the tenant.

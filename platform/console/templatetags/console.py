@@ -14,7 +14,7 @@ from django.templatetags.static import static
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from console.sheets import sheet_address
+from console.static_bundles import sheet_address
 
 register = template.Library()
 
@@ -91,7 +91,7 @@ def module(name: str) -> SafeString:
 
 @register.simple_tag
 def styles(name: str) -> SafeString:
-    """Sheets of `console.sheets`, as one."""
+    """Sheets of `console.static_bundles`, as one."""
     return format_html('<link rel="stylesheet" href="{}">', sheet_address(name))
 
 

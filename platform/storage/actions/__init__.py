@@ -6,51 +6,51 @@ leases, ends) write none: the object itself says when what happened.
 
 from storage.actions.batches import (
     cancel_batch,
+    claim_batch,
+    claim_response,
     create_batch,
     create_message_batch,
     delete_batch,
     fail_batch,
     finish_batch,
     note_progress,
-    start_batch,
-)
-from storage.actions.completions import delete_completion, store_completion, update_completion
-from storage.actions.conversations import (
-    create_conversation,
-    delete_conversation,
-    rename_conversation,
-    share_conversation,
-    update_conversation,
-)
-from storage.actions.files import create_file, delete_file, remove_expired
-from storage.actions.items import (
-    add_items,
-    add_turn,
-    create_item_conversation,
-    delete_item,
-    delete_item_conversation,
-    update_item_conversation,
-)
-from storage.actions.leases import (
-    claim_batch,
-    claim_response,
     owner_of,
     release_lease,
     release_leases_of_dead,
     renew_lease,
+    start_batch,
 )
-from storage.actions.responses import (
-    cancel_response,
-    delete_response,
-    store_response,
-    update_response,
+from storage.actions.conversations import (
+    add_items,
+    add_turn,
+    create_conversation,
+    create_item_conversation,
+    delete_conversation,
+    delete_item,
+    delete_item_conversation,
+    rename_conversation,
+    share_conversation,
+    update_conversation,
+    update_item_conversation,
 )
-from storage.actions.uploads import (
+from storage.actions.files import (
     add_part,
     cancel_upload,
     complete_upload,
+    create_file,
     create_upload,
+    delete_file,
     remove_ended_uploads,
+    remove_expired,
+)
+from storage.actions.responses import (
+    cancel_response,
+    delete_completion,
+    delete_response,
+    store_completion,
+    store_response,
+    update_completion,
+    update_response,
 )
 
 __all__ = [

@@ -2,26 +2,164 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
+from common.errors import Conflict, PermissionDenied
+from common.files import new_id
 from engine.contract.errors import InvalidRequest
-from storage.access_conversations import access_own_conversation
-from storage.actions.owners import kept_until
-from storage.conversations import checked, searchable, title_of
-from storage.errors import Conflict
-from storage.ids import new_id
-from storage.models import SavedConversation
-from storage.models.conversation import MAX_TITLE_CHARS
-from storage.models.json_text import json_chars
-from storage.room import check_answers, note_answer
+from storage.access import MAX_ITEMS, access_item, access_item_conversation, access_own_conversation
+from storage.models import (
+    MAX_TITLE_CHARS,
+    ConversationItem,
+    ItemConversation,
+    SavedConversation,
+    json_chars,
+)
+from storage.ownership import actor_of, check_answers, kept_until, note_answer, owner_fields
+from storage.playground_document import checked, searchable, title_of
 from tenants.access import access_role
 from tenants.actors import as_actor
 from tenants.audit import record
-from tenants.errors import PermissionDenied
+from tenants.authentication import Caller
 from tenants.models import Tenant, User
+
+# -- Keeping the API's conversations: items that responses read and add to.
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@transaction.atomic
+def create_item_conversation(
+    *, caller: Caller, metadata: dict[str, str], items: list[dict[str, Any]]
+) -> ItemConversation:
+    """A conversation that begins with these items. Raises `StorageFull`, `InvalidRequest`."""
+    check_answers(caller.tenant_id)
+    row = ItemConversation.objects.create(
+        public_id=new_id("conv_"),
+        metadata=metadata,
+        changed_at=timezone.now(),
+        expires_at=kept_until(),
+        **owner_fields(caller),
+    )
+    _append(row, items)
+    record(actor=actor_of(caller), action="item_conversation.create", target=row, tenant=row.tenant)
+    return row
+
+
+@transaction.atomic
+def update_item_conversation(
+    *, caller: Caller, public_id: str, metadata: dict[str, str]
+) -> ItemConversation:
+    """Change its metadata. Raises `NotFound`."""
+    row = access_item_conversation(caller, public_id)
+    row.metadata = metadata
+    row.save(update_fields=["metadata"])
+    record(actor=actor_of(caller), action="item_conversation.update", target=row, tenant=row.tenant)
+    return row
+
+
+@transaction.atomic
+def delete_item_conversation(*, caller: Caller, public_id: str) -> None:
+    """Forget it and its items. Raises `NotFound`."""
+    row = access_item_conversation(caller, public_id)
+    record(actor=actor_of(caller), action="item_conversation.delete", target=row, tenant=row.tenant)
+    row.delete()
+
+
+@transaction.atomic
+def add_items(
+    *, caller: Caller, public_id: str, items: list[dict[str, Any]]
+) -> list[ConversationItem]:
+    """Add items at the end; they are there under the ids that they come with, where these are free.
+
+    No audit row: each turn of each conversation adds some, and says itself when.
+
+    Raises: `NotFound`, `StorageFull`, `InvalidRequest` for more than a conversation holds.
+    """
+    check_answers(caller.tenant_id)
+    return _append(access_item_conversation(caller, public_id), items)
+
+
+@transaction.atomic
+def add_turn(
+    *,
+    tenant_id: int,
+    conversation_id: str,
+    read: list[dict[str, Any]],
+    written: list[dict[str, Any]],
+) -> None:
+    """Add what a response read and wrote, once: another gateway may have told its end already.
+
+    A conversation that is gone or full stays as it is: the answer is there, and whoever goes on is
+    told.
+    """
+    rows = ItemConversation.objects.select_for_update()
+    row = rows.filter(tenant_id=tenant_id, public_id=conversation_id).first()
+    if row is None or row.items.count() + len(read) + len(written) > MAX_ITEMS:
+        return
+    names = [name for item in written if (name := _own_name(item))]
+    if not row.items.filter(public_id__in=names).exists():
+        _append(row, [*read, *written])
+
+
+def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[ConversationItem]:
+    row = ItemConversation.objects.select_for_update().get(pk=row.pk)
+    if row.items.count() + len(items) > MAX_ITEMS:
+        raise InvalidRequest(
+            f"A conversation may hold at most {MAX_ITEMS} items.",
+            param="items",
+            code="conversation_too_long",
+        )
+    wanted = [name for item in items if (name := _own_name(item))]
+    found = row.items.filter(public_id__in=wanted)
+    taken = set(found.values_list("public_id", flat=True))
+    made = []
+    for item in items:
+        name = _own_name(item)
+        if name is None or name in taken:
+            name = new_id("item_")
+        taken.add(name)
+        whole = {**item, "id": name}
+        made.append(
+            ConversationItem(conversation=row, public_id=name, item=whole, size=json_chars(whole))
+        )
+    made = ConversationItem.objects.bulk_create(made)
+    size = sum(each.size for each in made)
+    row.changed_at, row.expires_at = timezone.now(), kept_until()
+    row.save(update_fields=["changed_at", "expires_at"])
+    ItemConversation.objects.filter(pk=row.pk).update(size=F("size") + size)
+    note_answer(row.tenant_id, size)
+    return made
+
+
+def _own_name(item: dict[str, Any]) -> str | None:
+    """The id that an item comes with, if it can be kept."""
+    name = item.get("id")
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else None
+
+
+@transaction.atomic
+def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemConversation:
+    """Forget one item; its conversation. Raises `NotFound`."""
+    found = access_item(caller, conversation_id, item_id)
+    rows = ItemConversation.objects.filter(pk=found.conversation_id)
+    rows.update(size=F("size") - found.size)
+    found.delete()
+    row = rows.get()
+    record(
+        actor=actor_of(caller),
+        action="item_conversation.delete_item",
+        target=row,
+        tenant=row.tenant,
+        item=item_id,
+    )
+    return row
 
 
 @transaction.atomic

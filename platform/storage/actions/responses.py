@@ -8,15 +8,61 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
+from common.errors import check_waiting
 from engine.contract.errors import InvalidRequest
-from storage.access import access_response, open_responses
-from storage.actions.items import add_turn
-from storage.actions.owners import kept_until, owner_fields
-from storage.errors import check_waiting
-from storage.models import ResponseStatus, StoredResponse
-from storage.models.json_text import json_chars
-from storage.room import note_answer
+from storage.access import access_completion, access_response, open_responses
+from storage.actions.conversations import add_turn
+from storage.models import ResponseStatus, StoredCompletion, StoredResponse, json_chars
+from storage.ownership import kept_until, note_answer, owner_fields
 from tenants.authentication import Caller
+
+# -- Keeping chat completions.
+
+
+def store_completion(
+    *,
+    caller: Caller,
+    public_id: str,
+    model: str,
+    messages: list[dict[str, Any]],
+    metadata: dict[str, str],
+    body: dict[str, Any],
+) -> StoredCompletion:
+    """Keep a chat completion for as long as the installation keeps responses.
+
+    One that is kept already stays as it is: its stream was written to the end twice.
+    """
+    kept = StoredCompletion.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
+    if kept is not None:
+        return kept
+    size = json_chars(messages, body)
+    note_answer(caller.tenant_id, size)
+    return StoredCompletion.objects.create(
+        size=size,
+        public_id=public_id,
+        model=model,
+        messages=messages,
+        metadata=metadata,
+        body=body,
+        expires_at=kept_until(),
+        **owner_fields(caller),
+    )
+
+
+def update_completion(
+    *, caller: Caller, public_id: str, metadata: dict[str, str]
+) -> StoredCompletion:
+    """Change a completion's metadata. Raises `NotFound`."""
+    row = access_completion(caller, public_id)
+    row.metadata = metadata
+    row.save(update_fields=["metadata"])
+    return row
+
+
+def delete_completion(*, caller: Caller, public_id: str) -> None:
+    """Forget a completion. Raises `NotFound`."""
+    access_completion(caller, public_id).delete()
+
 
 #: A response in one of these can still become another.
 RUNNING = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)

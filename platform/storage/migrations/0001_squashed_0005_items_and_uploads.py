@@ -7,7 +7,7 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
-import storage.models.json_text
+import storage.models
 
 
 class Migration(migrations.Migration):
@@ -37,7 +37,7 @@ class Migration(migrations.Migration):
                 ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
-                ("metadata", storage.models.json_text.JsonTextField(blank=True, default=dict)),
+                ("metadata", storage.models.JsonTextField(blank=True, default=dict)),
                 ("size", models.PositiveBigIntegerField(default=0, editable=False)),
                 ("changed_at", models.DateTimeField(db_index=True)),
                 (
@@ -160,9 +160,9 @@ class Migration(migrations.Migration):
                         max_length=12,
                     ),
                 ),
-                ("metadata", storage.models.json_text.JsonTextField(blank=True, default=dict)),
-                ("errors", storage.models.json_text.JsonTextField(blank=True, default=list)),
-                ("usage", storage.models.json_text.JsonTextField(blank=True, default=dict)),
+                ("metadata", storage.models.JsonTextField(blank=True, default=dict)),
+                ("errors", storage.models.JsonTextField(blank=True, default=list)),
+                ("usage", storage.models.JsonTextField(blank=True, default=dict)),
                 ("input_file_id", models.CharField(max_length=64)),
                 ("output_lifetime_s", models.PositiveBigIntegerField(blank=True, null=True)),
                 ("total", models.PositiveIntegerField(default=0)),
@@ -261,9 +261,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("background", models.BooleanField(default=False)),
-                ("request", storage.models.json_text.JsonTextField()),
-                ("input_items", storage.models.json_text.JsonTextField()),
-                ("body", storage.models.json_text.JsonTextField()),
+                ("request", storage.models.JsonTextField()),
+                ("input_items", storage.models.JsonTextField()),
+                ("body", storage.models.JsonTextField()),
                 ("previous_id", models.CharField(blank=True, max_length=64)),
                 ("size", models.PositiveBigIntegerField(default=0, editable=False)),
                 (
@@ -411,7 +411,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("public_id", models.CharField(editable=False, max_length=64)),
-                ("item", storage.models.json_text.JsonTextField()),
+                ("item", storage.models.JsonTextField()),
                 ("size", models.PositiveBigIntegerField(editable=False)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 (
@@ -445,7 +445,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
                 ("title", models.CharField(max_length=200)),
-                ("document", storage.models.json_text.JsonTextField()),
+                ("document", storage.models.JsonTextField()),
                 ("words", models.TextField(editable=False)),
                 ("version", models.PositiveIntegerField(default=1, editable=False)),
                 ("size", models.PositiveBigIntegerField(default=0, editable=False)),
@@ -502,9 +502,9 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
                 ("model", models.CharField(max_length=256)),
-                ("messages", storage.models.json_text.JsonTextField()),
-                ("metadata", storage.models.json_text.JsonTextField(blank=True, default=dict)),
-                ("body", storage.models.json_text.JsonTextField()),
+                ("messages", storage.models.JsonTextField()),
+                ("metadata", storage.models.JsonTextField(blank=True, default=dict)),
+                ("body", storage.models.JsonTextField()),
                 ("size", models.PositiveBigIntegerField(default=0, editable=False)),
                 (
                     "key",

@@ -2,10 +2,9 @@
 
 Each function takes keywords alone, `actor` (a user or `tenants.actors.Actor`) among them, checks
 what the actor may do, and writes the change and its audit row in one transaction; signals of
-`tenants.events` follow on commit. Refusals are `QuireError`s.
+`tenants.signals` follow on commit. Refusals are `QuireError`s.
 """
 
-from tenants.actions.erasure import begin_export, erase_tenant, remove_data, remove_requested
 from tenants.actions.invitations import (
     NewInvitation,
     accept_invitation,
@@ -14,18 +13,23 @@ from tenants.actions.invitations import (
     join_by_invitation,
     revoke_invitation,
 )
-from tenants.actions.keys import NARROWED, NewKey, create_key, revoke_key, rotate_key
-from tenants.actions.members import add_member, change_role, remove_member
-from tenants.actions.offboarding import end_sessions
-from tenants.actions.service_accounts import (
+from tenants.actions.keys import NARROWED, NewKey, create_key, end_sessions, revoke_key, rotate_key
+from tenants.actions.members import (
+    add_member,
+    change_role,
     create_service_account,
+    remove_member,
     retire_service_account,
     update_service_account,
 )
 from tenants.actions.tenants import (
     LIMITS,
     OWN,
+    begin_export,
     create_tenant,
+    erase_tenant,
+    remove_data,
+    remove_requested,
     rotate_cache_salt,
     set_tenant_active,
     update_tenant,

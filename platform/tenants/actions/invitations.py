@@ -11,15 +11,14 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from tenants.actions.members import add_member
-from tenants.actions.offboarding import end_invitation
-from tenants.actions.roles import check_role
+from common.db import save_valid
+from common.errors import Conflict, NotFound, PermissionDenied
+from tenants.actions.keys import end_invitation
+from tenants.actions.members import add_member, check_role
 from tenants.actions.users import create_user
 from tenants.actors import SYSTEM, Actor, as_actor, require_rank
 from tenants.audit import record
-from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import Invitation, Role, Tenant, User
-from tenants.validation import save_valid
 
 LASTS = timedelta(days=7)
 TOKEN_BYTES = 32

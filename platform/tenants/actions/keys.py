@@ -1,22 +1,27 @@
 """Making, rotating and revoking API keys."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import transaction
+from django.db.models import F
+from django.db.models.signals import pre_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
+from common.db import save_valid
+from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
-from tenants import scopes as known_scopes
-from tenants import secrets
-from tenants.actors import Actor, as_actor, require_operator, require_rank, require_role
+from tenants import api_keys as known_scopes
+from tenants import api_keys as secrets
+from tenants.actors import SYSTEM, Actor, as_actor, require_operator, require_rank, require_role
 from tenants.audit import record
-from tenants.errors import Conflict, NotFound, PermissionDenied
-from tenants.events import key_changed
-from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
-from tenants.validation import save_valid
+from tenants.models import ApiKey, Invitation, Role, ServiceAccount, Tenant, User
+from tenants.signals import access_ended, key_changed
 
 #: What narrows a key besides its scopes; its successor has the same.
 AMOUNTS = ("requests_per_minute", "tokens_per_minute", "max_running_requests", "max_context_tokens")
@@ -250,3 +255,44 @@ def _revoke(actor: Actor, key: ApiKey) -> None:
     key.save(update_fields=["revoked_at"])
     record(actor=actor, action="api_key.revoke", target=key, tenant=key.tenant)
     transaction.on_commit(partial(key_changed.send, sender=ApiKey, key=key))
+
+
+# -- Ending what a person has open: sessions, sockets, keys, invitations that they made.
+#
+# Gateways look at sessions at each request, and at keys and open sockets once a second: all of it
+# ends everywhere within two seconds of the commit.
+
+
+def end_sessions(user: User) -> None:
+    """End every session of the user's, and the sockets that hang on them."""
+    User.objects.filter(pk=user.pk).update(session_epoch=F("session_epoch") + 1)
+    user.refresh_from_db(fields=["session_epoch"])
+    transaction.on_commit(partial(access_ended.send, sender=User, user=user))
+
+
+def end_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
+    """End a person's sessions, and their keys and invitations in one tenant or all of them.
+
+    The caller has checked the actor's right, and writes the deed's own audit row.
+    """
+    revoke_keys_of(actor=actor, user=user, tenant=tenant)
+    invitations = Invitation.objects.filter(created_by=user, accepted_at=None, revoked_at=None)
+    if tenant is not None:
+        invitations = invitations.filter(tenant=tenant)
+    for invitation in invitations.select_for_update():
+        end_invitation(actor, invitation)
+    end_sessions(user)
+
+
+def end_invitation(actor: Actor, invitation: Invitation) -> None:
+    """Let the link in nobody any more. The caller has checked the actor's right."""
+    invitation.revoked_at = timezone.now()
+    invitation.save(update_fields=["revoked_at"])
+    record(actor=actor, action="invitation.revoke", target=invitation, tenant=invitation.tenant)
+
+
+@receiver(pre_delete, sender=User, dispatch_uid="tenants.offboarding")
+def _keys_go_first(instance: User, **_: object) -> None:
+    """However a user's row is deleted: a key whose holder is gone must not become the tenant's."""
+    with transaction.atomic():
+        revoke_keys_of(actor=SYSTEM, user=instance)

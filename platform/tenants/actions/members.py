@@ -1,18 +1,123 @@
 """Who belongs to a tenant, and as what."""
 
+from __future__ import annotations
+
 from functools import partial
 
 from django.db import transaction
 from django.db.models.signals import post_delete
 from django.dispatch import receiver
 
-from tenants.actions.offboarding import end_access
-from tenants.actions.roles import check_role
+from common.db import changed, save_valid
+from common.errors import Conflict, NotFound
+from engine.contract.errors import InvalidRequest
+from tenants.actions.keys import end_access, revoke_keys_of_account
 from tenants.actors import Actor, as_actor, require_rank, role_in
 from tenants.audit import record
-from tenants.errors import Conflict, NotFound
-from tenants.events import tenant_changed
-from tenants.models import Membership, Role, Tenant, User
+from tenants.models import Membership, Role, ServiceAccount, Tenant, User
+from tenants.signals import tenant_changed
+
+# -- Reading the name of a role.
+
+
+def check_role(role: str) -> Role:
+    """The role called so. Raises `InvalidRequest`."""
+    if role not in Role.values:
+        known = ", ".join(Role.values)
+        raise InvalidRequest(f"{role!r} isn't a role. Roles are {known}.", param="role")
+    return Role(role)
+
+
+# -- Programs of a tenant, whose keys are no person's.
+
+
+@transaction.atomic
+def create_service_account(
+    *, actor: Actor | User, tenant: Tenant, name: str, role: str = Role.MEMBER
+) -> ServiceAccount:
+    """A program that keys can be made for.
+
+    Raises: `NotFound` for strangers, `PermissionDenied` for a role above the actor's own,
+    `InvalidRequest` with `param`, `Conflict` for a name that is taken.
+    """
+    actor = as_actor(actor)
+    wanted = check_role(role)
+    require_rank(actor, tenant, wanted)
+    account = ServiceAccount(tenant=tenant, name=name, role=wanted, created_by=actor.user)
+    save_valid(account)
+    record(
+        actor=actor,
+        action="service_account.create",
+        target=account,
+        tenant=tenant,
+        changes={"name": [None, name], "role": [None, wanted]},
+    )
+    return account
+
+
+@transaction.atomic
+def update_service_account(
+    *,
+    actor: Actor | User,
+    account: ServiceAccount,
+    name: str | None = None,
+    role: str | None = None,
+    active: bool | None = None,
+) -> ServiceAccount:
+    """Change what is named. Switched off, its keys are refused within two seconds.
+
+    Raises: what `create_service_account` raises.
+    """
+    actor = as_actor(actor)
+    account = _locked(account)
+    wanted = Role(account.role) if role is None else check_role(role)
+    require_rank(actor, account.tenant, max(wanted, Role(account.role), key=lambda r: r.rank))
+    given = {"name": name, "role": wanted, "active": active}
+    difference = changed(account, {k: v for k, v in given.items() if v is not None})
+    if difference:
+        save_valid(account)
+        record(
+            actor=actor,
+            action="service_account.update",
+            target=account,
+            tenant=account.tenant,
+            changes=difference,
+        )
+        _announce(account.tenant)
+    return account
+
+
+@transaction.atomic
+def retire_service_account(*, actor: Actor | User, account: ServiceAccount) -> ServiceAccount:
+    """Switch it off and revoke its keys for good; the ledger goes on naming them."""
+    actor = as_actor(actor)
+    account = _locked(account)
+    require_rank(actor, account.tenant, Role(account.role))
+    revoke_keys_of_account(actor=actor, account=account)
+    if account.active:
+        account.active = False
+        account.save(update_fields=["active"])
+        record(
+            actor=actor,
+            action="service_account.retire",
+            target=account,
+            tenant=account.tenant,
+            changes={"active": [True, False]},
+        )
+        _announce(account.tenant)
+    return account
+
+
+def _locked(account: ServiceAccount) -> ServiceAccount:
+    rows = ServiceAccount.objects.select_for_update(of=("self",)).select_related("tenant")
+    found = rows.filter(pk=account.pk).first()
+    if found is None:
+        raise NotFound("Service account not found.")
+    return found
+
+
+def _announce(tenant: Tenant) -> None:
+    transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))
 
 
 @transaction.atomic
@@ -46,7 +151,7 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
     """
     actor = as_actor(actor)
     wanted = check_role(role)
-    membership = _locked(membership)
+    membership = _members_locked(membership)
     before = Role(membership.role)
     require_rank(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
     if before == wanted:
@@ -75,7 +180,7 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
     actor = as_actor(actor)
-    membership = _locked(membership)
+    membership = _members_locked(membership)
     tenant, user = membership.tenant, membership.user
     if actor.user != user or actor.key is not None:
         require_rank(actor, tenant, Role(membership.role))
@@ -92,7 +197,7 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
     _announce(tenant)
 
 
-def _locked(membership: Membership) -> Membership:
+def _members_locked(membership: Membership) -> Membership:
     """The row as it is now. The tenant's row is locked too, so that owners are counted in turn."""
     Tenant.objects.select_for_update().get(pk=membership.tenant_id)
     found = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
@@ -121,7 +226,3 @@ def _deleted(instance: Membership, origin: object, **_: object) -> None:
     whole_tenant = getattr(origin, "model", type(origin)) is Tenant
     if instance.role == Role.OWNER and not whole_tenant:
         keep_an_owner(instance.tenant)
-
-
-def _announce(tenant: Tenant) -> None:
-    transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))

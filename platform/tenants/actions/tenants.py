@@ -1,20 +1,142 @@
 """Creating and changing tenants."""
 
+from __future__ import annotations
+
+import math
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db import transaction
+from django.utils import timezone
 from django.utils.text import slugify
 
+from common.db import changed, save_valid
+from common.errors import Conflict, PermissionDenied
+from common.task_queue import hint
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, as_actor, require_operator, require_role
+from tenants.actions.keys import end_access
+from tenants.actors import SYSTEM, Actor, as_actor, require_operator, require_role
 from tenants.audit import record
-from tenants.errors import Conflict
-from tenants.events import tenant_changed
-from tenants.kv_shares import check_kv_shares
-from tenants.models import Membership, Role, Tenant, User
-from tenants.models.tenant import new_salt
-from tenants.validation import changed, save_valid
+from tenants.models import Membership, Role, Tenant, User, new_salt
+from tenants.signals import tenant_changed
+from tenants.tenant_data import holdings
+
+# -- A tenant's data taken along, and erased.
+
+
+ERASE = "tenants.erase"
+#: Usage of requests that ran when a tenant was erased still comes in, and goes too, for so long.
+AFTERMATH = timedelta(days=1)
+
+
+@transaction.atomic
+def begin_export(*, actor: Actor | User, tenant: Tenant) -> None:
+    """Note that somebody takes all of a tenant's data along; `tenants.tenant_data` makes the
+    archive.
+
+    Raises: `NotFound`, `PermissionDenied` for all but owners in person and operators.
+    """
+    actor = _owner(actor, tenant)
+    record(actor=actor, action="tenant.export", target=tenant, tenant=tenant)
+
+
+@transaction.atomic
+def erase_tenant(*, actor: Actor | User, tenant: Tenant, confirm: str) -> Tenant:
+    """Switch a tenant off at once, and have workers remove all that is kept of it. For good.
+
+    The audit log stays, and a nameless row that it refers to. People stay: they are no tenant's.
+
+    Args:
+        confirm: the tenant's short name, so that nobody does it by mistake.
+    Raises: what `begin_export` raises; `InvalidRequest` with `param`.
+    """
+    actor = _owner(actor, tenant)
+    if confirm != tenant.slug:
+        raise InvalidRequest(f"Type the tenant's short name, {tenant.slug}.", param="confirm")
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    if tenant.erase_requested_at is None:
+        record(actor=actor, action="tenant.erase", target=tenant, tenant=tenant)
+        for member in Membership.objects.filter(tenant=tenant).select_related("user"):
+            end_access(actor=actor, user=member.user, tenant=tenant)
+        tenant.active, tenant.erase_requested_at = False, timezone.now()
+        tenant.save(update_fields=["active", "erase_requested_at"])
+        transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))
+        transaction.on_commit(partial(hint, ERASE, tenant.pk))
+    return tenant
+
+
+def remove_data(*, tenant: Tenant) -> dict[str, int]:
+    """Remove all that is kept of a tenant that shall be erased; how many of each kind. May block.
+
+    A worker that dies in the middle leaves the rest to the next.
+    """
+    removed = {
+        each.name: count for each in holdings() if each.erase and (count := each.erase(tenant))
+    }
+    with transaction.atomic():
+        found = Tenant.objects.select_for_update().get(pk=tenant.pk)
+        if found.erased_at is None:
+            found.slug, found.name = f"erased-{found.pk}", "Erased"
+            found.salt, found.erased_at = new_salt(), timezone.now()
+            found.keep_content_days = found.keep_usage_days = None
+            found.store_prompts = False
+            found.allowed_models = []
+            found.save()
+        if removed:
+            record(actor=SYSTEM, action="tenant.remove_data", target=found, tenant=found, **removed)
+    return removed
+
+
+def remove_requested() -> int:
+    """Remove what is left of tenants that shall be erased; how many rows."""
+    late = timezone.now() - AFTERMATH
+    waiting = Tenant.objects.exclude(erase_requested_at=None).exclude(erased_at__lt=late)
+    return sum(sum(remove_data(tenant=tenant).values()) for tenant in waiting)
+
+
+def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
+    actor = as_actor(actor)
+    require_role(actor, tenant, Role.OWNER)
+    if actor.key is not None and not actor.is_operator:
+        raise PermissionDenied("Only an owner who is logged in may do this, not a key.")
+    return actor
+
+
+# -- What tenants may reserve of the KV caches, all together.
+
+
+#: Of each replica's KV cache, over all active tenants: the rest is everybody's.
+MAX_RESERVED = 0.9
+
+
+def check_kv_shares(tenant: Tenant) -> None:
+    """Refuse a reserve above the tenant's own maximum, or one too many beside the others'.
+
+    Call it in the transaction that saved the tenant: the rows of all who reserve are locked, so
+    that two reserves set at once are counted in turn.
+
+    Raises: `InvalidRequest` with `param` and, beside others, the sum.
+    """
+    reserved = tenant.kv_reserved_fraction
+    if reserved > tenant.kv_max_fraction:
+        raise InvalidRequest(
+            f"kv_reserved_fraction is {reserved:g}, above the tenant's own kv_max_fraction of "
+            f"{tenant.kv_max_fraction:g}.",
+            param="kv_reserved_fraction",
+        )
+    if not reserved or not tenant.active:
+        return
+    reserving = Tenant.objects.select_for_update().filter(active=True, kv_reserved_fraction__gt=0)
+    shares = reserving.order_by("pk").values_list("kv_reserved_fraction", flat=True)
+    total = math.fsum(shares)
+    if total > MAX_RESERVED + 1e-9:
+        raise InvalidRequest(
+            f"Reserved KV cache of all tenants would be {total:g}; the maximum is "
+            f"{MAX_RESERVED:g}.",
+            param="kv_reserved_fraction",
+        )
+
 
 #: What the operator sets; a tenant's own admins may change its name, its owners `OWN`.
 LIMITS = (

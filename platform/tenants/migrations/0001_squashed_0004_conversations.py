@@ -11,9 +11,9 @@ import django.utils.timezone
 from django.conf import settings
 from django.db import migrations, models
 
-import tenants.key_limits
-import tenants.models.tenant
-import tenants.scopes
+import tenants.api_keys
+import tenants.models
+import tenants.validators
 
 
 class Migration(migrations.Migration):
@@ -188,7 +188,7 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(blank=True, help_text="What it's for.", max_length=100)),
                 ("public_id", models.CharField(editable=False, max_length=16, unique=True)),
                 ("digest", models.CharField(editable=False, max_length=64)),
-                ("scopes", models.JSONField(default=tenants.scopes.default_scopes)),
+                ("scopes", models.JSONField(default=tenants.api_keys.default_scopes)),
                 (
                     "requests_per_minute",
                     models.PositiveBigIntegerField(
@@ -220,7 +220,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Models that it may use, such as ["small", "large"]. Empty: the tenant\'s.',
-                        validators=[tenants.key_limits.check_models],
+                        validators=[tenants.validators.check_models],
                     ),
                 ),
                 (
@@ -229,7 +229,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Paths that it may ask, such as ["/v1/embeddings"]. Empty: all.',
-                        validators=[tenants.key_limits.check_endpoints],
+                        validators=[tenants.validators.check_endpoints],
                     ),
                 ),
                 (
@@ -238,7 +238,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Where it may come from, such as ["10.0.0.0/8"]. Empty: anywhere.',
-                        validators=[tenants.key_limits.check_addresses],
+                        validators=[tenants.validators.check_addresses],
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -328,7 +328,7 @@ class Migration(migrations.Migration):
                         default=1.0,
                         help_text="Share of the engine when it's busy, relative to other tenants (0.01 to 1000).",
                         validators=[
-                            tenants.models.tenant.check_finite,
+                            tenants.models.check_finite,
                             django.core.validators.MinValueValidator(0.01),
                             django.core.validators.MaxValueValidator(1000.0),
                         ],
@@ -340,7 +340,7 @@ class Migration(migrations.Migration):
                         default=0.0,
                         help_text="Part of each replica's KV cache that others leave free for this tenant (0 to 1).",
                         validators=[
-                            tenants.models.tenant.check_finite,
+                            tenants.models.check_finite,
                             django.core.validators.MinValueValidator(0.0),
                             django.core.validators.MaxValueValidator(1.0),
                         ],
@@ -353,7 +353,7 @@ class Migration(migrations.Migration):
                         default=1.0,
                         help_text="Part of each replica's KV cache that this tenant may use (0.01 to 1).",
                         validators=[
-                            tenants.models.tenant.check_finite,
+                            tenants.models.check_finite,
                             django.core.validators.MinValueValidator(0.01),
                             django.core.validators.MaxValueValidator(1.0),
                         ],
@@ -404,7 +404,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Of the models that it could use these alone, such as ["small"]. Empty: all.',
-                        validators=[tenants.key_limits.check_models],
+                        validators=[tenants.validators.check_models],
                     ),
                 ),
                 (
@@ -413,7 +413,7 @@ class Migration(migrations.Migration):
                         default="UTC",
                         help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
                         max_length=64,
-                        validators=[tenants.key_limits.check_zone],
+                        validators=[tenants.validators.check_zone],
                     ),
                 ),
                 (
@@ -458,7 +458,7 @@ class Migration(migrations.Migration):
                 (
                     "salt",
                     models.CharField(
-                        default=tenants.models.tenant.new_salt, editable=False, max_length=64
+                        default=tenants.models.new_salt, editable=False, max_length=64
                     ),
                 ),
                 ("erase_requested_at", models.DateTimeField(blank=True, editable=False, null=True)),

@@ -20,8 +20,9 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from engine.contract import protocol
-from engine.contract.protocol import Heartbeat
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.scripted_replica import ReplicaThread
@@ -117,8 +118,8 @@ def beat(instance: dict[str, str]) -> Iterator[Callable[[Heartbeat], None]]:
     prefix = instance["QUIRE_KEY_PREFIX"]
 
     def write(beat: Heartbeat) -> None:
-        client.sadd(protocol.replicas_key(prefix), beat.replica_id)
-        key = protocol.replica_key(beat.replica_id, prefix)
+        client.sadd(redis_keys.replicas_key(prefix), beat.replica_id)
+        key = redis_keys.replica_key(beat.replica_id, prefix)
         client.set(key, protocol.encode(beat), px=86_400_000)
 
     yield write

@@ -43,7 +43,7 @@ def main() -> None:
     import django
 
     django.setup()
-    from console.pages import pages
+    from console.navigation import pages
 
     url, name = sys.argv[1].rstrip("/"), sys.argv[2]
     paths = [f"/{page.address}" for page in pages() if page.built] + ADMIN

@@ -45,7 +45,7 @@ def main() -> None:
     import django
 
     django.setup()
-    from console.pages import pages
+    from console.navigation import pages
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")

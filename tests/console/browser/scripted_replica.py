@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.text import load_tokenizer
 from tests.inference.scripted import ScriptedReplica
 from tests.inference.tokenizer_folder import EOS

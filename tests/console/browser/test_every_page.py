@@ -20,7 +20,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from console.pages import Who, pages
+from console.navigation import Who, pages
 from tests.console.browser.conftest import DESKTOP, PHONE, states_of
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer

@@ -10,7 +10,8 @@ import pytest
 import redis
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from engine.contract import protocol
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
 from tests.console.beats import heartbeat
 from tests.console.browser.conftest import DESKTOP
 from tests.console.live import LiveServer
@@ -29,16 +30,16 @@ def beats(site: LiveServer) -> Iterator[Callable[[int], None]]:
     """Puts the heartbeat of a replica of "rival-private" that runs so many into Redis."""
     client: Any = redis.Redis.from_url(site.env["REDIS_URL"])
     prefix = site.env["QUIRE_KEY_PREFIX"]
-    key = protocol.replica_key("rival-0", prefix)
+    key = redis_keys.replica_key("rival-0", prefix)
 
     def write(running: int) -> None:
         stats = {"num_requests_running": running}
         beat = heartbeat("rival-0", "rival-private", at=time.time(), stats=stats)
-        client.sadd(protocol.replicas_key(prefix), "rival-0")
+        client.sadd(redis_keys.replicas_key(prefix), "rival-0")
         client.set(key, protocol.encode(beat), px=600_000)
 
     yield write
-    client.srem(protocol.replicas_key(prefix), "rival-0")
+    client.srem(redis_keys.replicas_key(prefix), "rival-0")
     client.delete(key)
     client.close()
 

@@ -11,7 +11,7 @@ import redis
 from playwright.sync_api import expect
 
 from catalog.replica_log import ReplicaLog
-from engine.contract.protocol import Heartbeat
+from engine.contract.messages import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.conftest import Open
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from engine.beams.search import BeamSearch, Move
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import EngineRequest, TokenDelta, TokenLogprobs
+from engine.contract.messages import EngineRequest, TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
-from engine.offline.beam_search_params import BeamSearchParams
+from engine.offline.beam_search import BeamSearchParams
 from engine.offline.llm import LLM
+from engine.sampling.beam_search import BeamSearch, Move
 from engine.scheduler import StepPlan, StepResult
 from tests.engine.helpers import block_ids
 

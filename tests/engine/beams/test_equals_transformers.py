@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.offline.beam_search_params import BeamSearchParams
+from engine.offline.beam_search import BeamSearchParams
 from tests.engine.models import VOCAB, Oracle, make_model
 
 ENDS = [2, *range(20, 384, 20)]

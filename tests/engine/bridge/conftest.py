@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.survey.bridged import BRIDGED, REFUSED, STATEFUL
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint, prompts
 from tests.engine.greedy import greedy_all
+from tests.survey.bridged import BRIDGED, REFUSED, STATEFUL
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 90)

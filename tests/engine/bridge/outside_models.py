@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.models.decoder import NativeDecoder
-from engine.models.architectures import decoder_spec
+from engine.models.registry import decoder_spec
 
 IMPORTS = []
 IMPORTS.append(__name__)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.bridge.model import BridgeModel
-from engine.survey.bridged import CROSS_CHECKED
+from engine.transformers_backend.model import BridgeModel
 from tests.engine.bridge.conftest import GREEDY, Case, make, tokens
+from tests.survey.bridged import CROSS_CHECKED
 
 #: Plain, windowed in groups, MLA (keys longer than values), experts, heads of several sizes, norms
 #: of an encoder's kind, attention modules that are called twice.

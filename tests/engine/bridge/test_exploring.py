@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.models.bridge.explore import Exploration, NotPageable
-from engine.models.bridge.interface import Call
-from engine.models.bridge.masks import window_of
+from engine.transformers_backend.attention import Call, window_of
+from engine.transformers_backend.verify import Exploration, NotPageable
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import pytest
 
 from engine import LLM, ModelRegistry
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.models import plugins
-from engine.models.bridge.model import BridgeModel
+from engine.models import registry as plugins
+from engine.transformers_backend.model import BridgeModel
 from tests.engine.bridge.conftest import GREEDY, Case, make
 from tests.engine.bridge.outside_models import PACKAGE
 

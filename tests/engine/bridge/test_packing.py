@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import kernels
-from engine.models.bridge.linear import PackedModule, Table, pack
-from engine.quantization.scheme import Scheme, scheme_of
+from engine.quantization.packing import Scheme, scheme_of
+from engine.transformers_backend.linear import PackedModule, Table, pack
 
 
 class Small(nn.Module):

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.quantized_weights import QuantizedWeights
+from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ModelLoadError
-from engine.models.quantized_weights import QuantizedWeights
-from engine.models.weights import WeightReader
-from engine.quantization.checkpoint.registry import find_format
+from engine.quantization.formats.registry import find_format
 from tests.engine.checkpoints.folders import FILE
 from tests.engine.checkpoints.test_formats import FORMATS as BY_TEST
 from tests.engine.checkpoints.test_formats import Format

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from engine import LLM
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
 from tests.engine.checkpoints.folders import Pair, make_mxfp4, make_pair
 from tests.engine.checkpoints.rounded import RoundedLinear, RoundedModel, Rounding, logits_of
 from tests.engine.checkpoints.test_formats import FORMATS, NEAR, SMALL, far
 from tests.engine.checkpoints.test_models import split_experts
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 #: Of each way to keep integers, floats and tables; those of gpt-oss have tensors of their own.
 KEPT = [

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine import LLM
 from engine.contract.errors import ModelLoadError
-from engine.models import plugins
-from engine.quantization.checkpoint import registry
+from engine.models import registry as plugins
+from engine.quantization.formats import registry
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.test_formats import GREEDY, PROMPT
 from tests.engine.checkpoints.writers import Written

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine import LLM, SamplingParams
-from engine.models.quantized_weights import QuantizedWeights
-from engine.models.weights import WeightReader
-from engine.quantization.checkpoint.registry import find_format
+from engine.checkpoints.quantized_weights import QuantizedWeights
+from engine.checkpoints.safetensors import WeightReader
+from engine.quantization.formats.registry import find_format
 from tests.engine.checkpoints import packages, writers
 from tests.engine.checkpoints.folders import Pair, make_pair
 from tests.engine.checkpoints.packages import compressed, scheme

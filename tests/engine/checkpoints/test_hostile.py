@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine import LLM
-from engine.contract.config import EngineConfig
+from engine.contract.checkpoint_options import QUANTIZATIONS, REFUSED_METHODS
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
-from engine.models.layer_loader import LayerLoader
-from engine.quantization.checkpoint.registry import find_format
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
+from engine.models.weight_loader import LayerLoader
+from engine.quantization.formats.registry import find_format
 from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import FILE, Pair, make_mxfp4, make_pair
 from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme, torchao8
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 AT = "model.layers.1.mlp.down_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

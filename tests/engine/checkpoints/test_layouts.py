@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.quantized_weights import QuantizedWeights
 from engine.contract.errors import ModelLoadError
-from engine.models.quantized_weights import QuantizedWeights
 from tests.engine.checkpoints.folders import FILE
 from tests.engine.checkpoints.packages import compressed, scheme
 from tests.engine.checkpoints.test_formats import opened

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import LLM
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
 from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import FILE, is_linear, make_mxfp4, make_pair
 from tests.engine.checkpoints.test_formats import GREEDY, PROMPT
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.name_patterns import NamePattern
-from engine.quantization.checkpoint.registry import find_format
+from engine.contract.validation import NamePattern
+from engine.quantization.formats.registry import find_format
 from tests.engine.checkpoints.packages import scheme
 
 _W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}

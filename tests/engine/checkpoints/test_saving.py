@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine import LLM
+from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import InvalidRequest
 from engine.models.decoder import NativeDecoder
-from engine.models.weights import WeightReader
 from tests.engine.checkpoints.test_formats import GREEDY, PROMPT
 from tests.engine.models import Oracle, make_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.light_imports import import_without
+from engine.system.light_imports import import_without
 
 HEAVY, USER = "heavy_one", "user_of_it"
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.contract.step_record import ROOM, LastStep, StepRecord, StepRecorder, _place
+from engine.system.step_record import ROOM, LastStep, StepRecord, StepRecorder, _place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
 
 KILLED = """
 import os, signal, sys
-from engine.contract.step_record import StepRecorder
+from engine.system.step_record import StepRecorder
 recorder = StepRecorder.inherited("this one")
 recorder.write(["a", "b"])
 recorder.write(["b", "c~2"])

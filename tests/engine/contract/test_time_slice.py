@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from engine.contract import time_slice
-from engine.contract.time_slice import SHORT_NS, ask_for_short_turns
+from engine.system import host as time_slice
+from engine.system.host import SHORT_NS, ask_for_short_turns
 from tests.short_turns import keeps_slices, turn_ns
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract.vector_formats import EMBED_DTYPES, EmbedDtype, packed
+from engine.contract.pooling_params import EMBED_DTYPES, EmbedDtype, packed
 
 KINDS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 

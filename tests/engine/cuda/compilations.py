@@ -19,23 +19,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.contract.config import EngineConfig
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.engine_config import EngineConfig
 from engine.devices.cuda import CudaDevice
-from engine.models.adapters import NO_ADAPTERS, DeviceHeads
-from engine.models.architectures import decoder_spec, read_config
-from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
-from engine.models.weights import WeightReader
-from engine.speculative.heads.layer_heads import Target as HeadTarget
-from engine.speculative.heads.load import load_layer_heads
-from engine.worker.batch import RunningBatch
-from engine.worker.cuda.graphs import AttentionBreaks
-from engine.worker.cuda.inputs import stage
-from engine.worker.cuda.warm import _no_rows, warm_up_heads, warm_up_kernels
-from engine.worker.head_memory import HeadMemory, LayerRounds, Pending
+from engine.models.forward_context import AttentionContext
+from engine.models.lora import NO_ADAPTERS, DeviceHeads
+from engine.models.registry import decoder_spec, read_config
+from engine.speculative.heads import load_layer_heads
+from engine.speculative.heads.layer import Target as HeadTarget
+from engine.worker.draft_head_cache import HeadMemory, LayerRounds, Pending
+from engine.worker.gpu.graphs import AttentionBreaks
+from engine.worker.gpu.input_buffers import stage
+from engine.worker.gpu.setup import _no_rows, warm_up_heads, warm_up_kernels
+from engine.worker.input_batch import RunningBatch
 from kernels.triton import TritonKernels
-from kernels.triton.compiler import specialisation
 from kernels.triton.launch import Target, watch
+from tools.triton.compiler import specialisation
 
 META = torch.device("meta")
 HOPPER = Target(90, 132)

@@ -16,16 +16,13 @@ from torch.utils._pytree import register_dataclass, tree_map_only
 
 import kernels
 from engine import LLM
-from engine.executor.in_process import InProcessExecutor
+from engine.executor.uniproc_executor import InProcessExecutor
 from engine.sampling.sampler import Sampler
-from engine.worker.cuda import inputs as device_inputs
-from engine.worker.cuda import runner as device_runner
-from engine.worker.cuda import staging
-from engine.worker.cuda.drafted import tapped
-from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.graphs import AttentionBreaks
-from engine.worker.cuda.runner import DeviceRunner
-from kernels.attention.args import AttentionArgs
+from engine.worker.gpu import input_buffers
+from engine.worker.gpu import model_runner as device_runner
+from engine.worker.gpu.graphs import AttentionBreaks, DeviceForward
+from engine.worker.gpu.model_runner import DeviceRunner, tapped
+from kernels.attention_args import AttentionArgs
 from kernels.reference.linear import ReferenceLinear
 
 CPU = torch.device("cpu")
@@ -106,16 +103,18 @@ class FakeDevice:
                 fake.events.append(("wait", self.step))
                 return self.tensors
 
+        send_all = input_buffers.send
+
         def send(arrays: Any, device: Any) -> Any:
             self.sent.append(len(arrays))
-            return on_device(staging.send(arrays, device))
+            return on_device(send_all(arrays, device))
 
         def send_one(tensor: torch.Tensor, device: Any) -> Any:
             return on_device(tensor.clone())
 
         monkeypatch.setattr(device_runner, "Download", FakeDownload)
-        monkeypatch.setattr(device_inputs, "send", send)
-        for module in ("batch", "compiled"):
+        monkeypatch.setattr(input_buffers, "send", send)
+        for module in ("metadata", "topk_topp"):
             monkeypatch.setattr(f"engine.sampling.{module}.to_device", send_one)
         monkeypatch.setattr(ReferenceLinear, "rows", lambda self, ids: self.weight[ids])
         ops = kernels.get("cpu", use_compiled=False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, LatentArgs
 from kernels.interface import LinearLayer
 from kernels.triton import TritonKernels
 from kernels.triton.linear import TorchLinear

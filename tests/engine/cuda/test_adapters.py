@@ -14,16 +14,20 @@ from torch import Tensor
 import kernels
 from engine import LLM, LoRARequest, SamplingParams
 from engine.devices.cpu import CpuDevice
-from engine.models.adapters import EmbeddingLora
+from engine.models.lora import EmbeddingLora
 from kernels.lora import (
+    EMBEDDING,
     EmbeddingWeights,
     LayerLoras,
     LoraPart,
+    LoraRows,
+    LoraSlots,
     LoraWeights,
     PackedLora,
+    Place,
+    SlotTable,
     TorchLora,
 )
-from kernels.lora_slots import EMBEDDING, LoraRows, LoraSlots, Place, SlotTable
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, seen
 from tests.engine.lora.peft_oracle import checkpoint, make_adapter, prompts
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engine.bench import gpu
-from engine.bench.gpu import GOALS, SHAPE, prefill_flops, run, smoke_sizes
+from benchmarks import gpu
+from benchmarks.gpu import GOALS, SHAPE, prefill_flops, run, smoke_sizes
 
 
 def test_every_figure_has_its_row() -> None:

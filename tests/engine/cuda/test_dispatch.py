@@ -7,10 +7,19 @@ import logging
 
 import pytest
 
-from engine.contract.config import EngineConfig, add_cli_args
+from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes, sparse
-from engine.worker.cuda.modes import LEVELS, GraphMode, RuntimeMode, resolve_mode, wanted_mode
+from engine.worker.gpu.graph_dispatcher import (
+    LEVELS,
+    BatchDescriptor,
+    Dispatcher,
+    GraphMode,
+    RuntimeMode,
+    capture_sizes,
+    resolve_mode,
+    sparse,
+    wanted_mode,
+)
 from kernels.attention import GraphSupport
 
 FULL, PIECEWISE, NONE = RuntimeMode.FULL, RuntimeMode.PIECEWISE, RuntimeMode.NONE

@@ -13,28 +13,26 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
-from engine.devices.cuda import CudaDevice
+from engine.devices.cuda import CudaDevice, SlottedAdapters
 from engine.devices.device import CacheNeed, RunnerParts
-from engine.devices.held import tensors_of
-from engine.devices.slotted_adapters import SlottedAdapters
-from engine.executor.drafts import _check_device
-from engine.models.architectures import decoder_spec, read_config
+from engine.devices.offload import tensors_of
+from engine.executor.draft_worker import _check_device
 from engine.models.decoder import NativeDecoder
-from engine.models.weights import WeightReader
-from engine.quantization.scheme import scheme_of
+from engine.models.registry import decoder_spec, read_config
+from engine.quantization.packing import scheme_of
 from engine.scheduler import StepPlan
-from engine.speculative.heads.heads import HeadRounds
-from engine.speculative.heads.layer_heads import LayerHeads, Target
-from engine.speculative.heads.load import load_heads, load_layer_heads
+from engine.speculative.heads import load_heads, load_layer_heads
+from engine.speculative.heads.base import HeadRounds
+from engine.speculative.heads.layer import LayerHeads, Target
 from engine.speculative.heads.mtp import Mtp, OwnLayers
-from engine.worker.batch import RunningBatch
-from engine.worker.cuda.drafted import draft_settings, query_len
-from engine.worker.cuda.memory import DeviceMemory
-from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.head_memory import HeadMemory
+from engine.worker.draft_head_cache import HeadMemory
+from engine.worker.gpu.memory import DeviceMemory
+from engine.worker.gpu.model_runner import DeviceRunner, draft_settings, query_len
+from engine.worker.input_batch import RunningBatch
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import VOCAB, make_model

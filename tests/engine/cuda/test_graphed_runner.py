@@ -9,10 +9,10 @@ import pytest
 
 import kernels
 from engine import LLM, SamplingParams
-from engine.executor.in_process import InProcessExecutor
+from engine.executor.uniproc_executor import InProcessExecutor
 from engine.sampling.sampler import Sampler
-from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import device_forward
+from engine.worker.gpu.model_runner import DeviceRunner
+from engine.worker.gpu.setup import device_forward
 from tests.engine.models import Oracle, make_model
 from tests.kernels.triton.test_graphs import NotingRecorder
 

@@ -25,8 +25,8 @@ class Absent:
             raise ModuleNotFoundError(f"{name} isn't installed here", name=name)
 
 sys.meta_path.insert(0, Absent())
-import kernels.bench.gpu, kernels.triton, kernels.attention
-import engine.bench.gpu as bench
+import benchmarks.kernels.gpu, kernels.triton, kernels.attention
+import benchmarks.gpu as bench
 from engine import LLM, SamplingParams
 
 with tempfile.TemporaryDirectory() as folder:

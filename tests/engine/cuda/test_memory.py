@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices import slotted_adapters
-from engine.devices.cuda import CudaDevice
-from engine.devices.slotted_adapters import SlottedAdapters
-from engine.worker.cuda.memory import CudaMeter, DeviceMemory, graph_bytes, num_gpu_blocks
-from engine.worker.cuda.profile import SAMPLING_COPIES, profile
-from engine.worker.cuda.setup import capture
+from engine.devices import cuda as slotted_adapters
+from engine.devices.cuda import CudaDevice, SlottedAdapters
+from engine.worker.gpu.memory import CudaMeter, DeviceMemory, graph_bytes, num_gpu_blocks
+from engine.worker.gpu.setup import SAMPLING_COPIES, capture, profile
 from tests.engine.models import make_model
 
 GIB = 1 << 30

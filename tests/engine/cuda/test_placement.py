@@ -12,24 +12,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import kernels
-from engine.contract.config import EngineConfig
-from engine.devices.held import tensors_of
-from engine.model_loader.implementation import Built, Order, build_model
-from engine.models.architectures import decoder_spec, read_config
-from engine.models.context import AttentionContext
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.engine_config import EngineConfig
+from engine.devices.offload import tensors_of
+from engine.model_loader.model_impl import Built, Order, build_model
 from engine.models.decoder import NativeDecoder
-from engine.models.fused_experts import FusedExperts
-from engine.models.weights import WeightReader
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
-from engine.worker.cuda.inputs import stage
-from engine.worker.cuda.modes import GraphMode
-from engine.worker.cuda.setup import graph_mode
+from engine.models.forward_context import AttentionContext
+from engine.models.layers.moe import FusedExperts
+from engine.models.registry import decoder_spec, read_config
+from engine.worker.gpu.graph_dispatcher import GraphMode
+from engine.worker.gpu.input_buffers import stage
+from engine.worker.gpu.setup import graph_mode
 from kernels import KernelSet
 from kernels.triton import TritonKernels
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import make_model
 from tests.engine.pooling.models import make as make_encoder
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 Folder = Callable[[str], Path]
 MIB = 1 << 20

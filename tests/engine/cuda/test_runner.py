@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine import LLM, AdapterLogitsProcessor, SamplingParams
-from engine.worker.collect import collect
-from engine.worker.cuda.forward import DeviceForward
-from kernels.attention.args import AttentionArgs
+from engine.worker.gpu.graphs import DeviceForward
+from engine.worker.sampling_io import collect
+from kernels.attention_args import AttentionArgs
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, Waited, on_device
 from tests.engine.models import Oracle
 from tests.engine.speculative.free import make_drafts_free
@@ -178,7 +178,7 @@ def test_a_step_that_fails_on_the_device_is_taken_back(
             raise RuntimeError("an illegal address was met")
         collect(*args)
 
-    monkeypatch.setattr("engine.worker.cuda.runner.collect", failing)
+    monkeypatch.setattr("engine.worker.gpu.model_runner.collect", failing)
     assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.context import AttentionContext
-from engine.worker.cuda.dispatcher import BatchDescriptor
-from engine.worker.cuda.inputs import Feed, StaticInputs, stage
-from engine.worker.cuda.staging import Download, send
-from kernels.lora_slots import LoraSlots
+from engine.models.forward_context import AttentionContext
+from engine.worker.gpu.graph_dispatcher import BatchDescriptor
+from engine.worker.gpu.input_buffers import Download, Feed, StaticInputs, send, stage
+from kernels.lora import LoraSlots
 
 CPU = torch.device("cpu")
 

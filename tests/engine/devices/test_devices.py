@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
-from engine.devices.find import device_class
+from engine.devices.registry import device_class
 from tests import copies
 from tests.packages import DEVICE, install
 
@@ -95,7 +95,7 @@ def test_a_device_names_the_logits_processors_that_it_cant_run(answers: dict[str
 def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs(answers: dict[str, Any]) -> None:
     loaded = answers["loaded"]
     assert "engine.devices.cpu" in loaded
-    assert not [name for name in loaded if name.startswith("engine.worker.cuda")]
+    assert not [name for name in loaded if name.startswith("engine.worker.gpu")]
     assert "engine.devices.cuda" not in loaded
     assert "triton" not in loaded
 
@@ -108,9 +108,9 @@ REFUSED = [
 ]
 REFUSE = f"""
 import json, os
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices.find import make_device
+from engine.devices.registry import make_device
 def refused():
     for name, given in {[(name, given) for name, given, *_ in REFUSED]!r}:
         try:

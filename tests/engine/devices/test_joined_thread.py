@@ -9,7 +9,7 @@ SCRIPT = """
 import os
 import threading
 import torch
-from engine.devices.joined_thread import JoinedThread
+from engine.devices.threads import JoinedThread
 
 for _ in range(3):  # processes that have imported all that already
     child = os.fork()

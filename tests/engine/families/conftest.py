@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.survey.foreign import FOREIGN
-from engine.survey.published import PUBLISHED, PlainOracle
-from engine.survey.recipes import RECIPES
-from engine.survey.run import Recipe, make
-from engine.survey.tiny import Oracle, prompts
 from tests.engine.greedy import greedy_all
+from tests.survey.foreign import FOREIGN
+from tests.survey.published import PUBLISHED, PlainOracle
+from tests.survey.recipes import RECIPES
+from tests.survey.run import Recipe, make
+from tests.survey.tiny import Oracle, prompts
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 90)

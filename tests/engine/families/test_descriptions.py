@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from engine.models.architectures import decoder_spec, read_config
-from engine.models.describe import describe
-from engine.models.description import ExpertsDescription, LinearDescription, NormDescription
+from engine.models.layers.decoder_layer import describe
+from engine.models.layers.linear import ExpertsDescription, LinearDescription, NormDescription
+from engine.models.registry import decoder_spec, read_config
 from tests.engine.families.conftest import NATIVE
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.models.decoder import NativeDecoder
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint, prompts
 from tests.engine.ablations import without
 from tests.engine.families.conftest import NATIVE, OUTPUT, Case
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 NAMES = list(NATIVE)
 STATES = ("granite4", "granite4-groups", "qwen3_next")

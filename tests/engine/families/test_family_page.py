@@ -11,12 +11,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine.models import architectures, plugins
+from engine.models import registry as architectures
+from engine.models import registry as plugins
 from engine.models.decoder import NativeDecoder
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint, prompts
 from tests.engine.ablations import without
 from tests.engine.pages import install
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 OUTPUT = 6
 RENAMED = {

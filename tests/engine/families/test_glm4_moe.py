@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from engine import LLM, SamplingParams
 from engine.contract.errors import ModelLoadError
 from engine.models.decoder import NativeDecoder
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [5, 6, 7, 8, 200, 31, 77, 300, 12, 13, 9, 45]

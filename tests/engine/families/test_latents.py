@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError
-from engine.models.architectures import decoder_spec, read_config
 from engine.models.decoder import NativeDecoder
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
+from engine.models.registry import decoder_spec, read_config
 from tests.engine.checkpoints.folders import make_pair
 from tests.engine.checkpoints.writers import fp8
 from tests.engine.families.conftest import OUTPUT, Case
 from tests.engine.lora.peft_oracle import PeftOracle, make_adapter, prompts
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 NAMES = [name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe]
 DEEPSEEK = ["deepseek_v2-lite", "deepseek_v2", "deepseek_v3"]

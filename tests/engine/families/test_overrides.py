@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
-from engine.models.architectures import decoder_spec
-from engine.models.overrides import with_overrides
-from engine.models.spec import DecoderSpec
+from engine.checkpoints.model_files import with_overrides
+from engine.contract.engine_config import EngineConfig
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.registry import decoder_spec
 from tests.engine.families.test_refusals import config
 
 OLD_GEMMA3 = {

@@ -12,8 +12,8 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.models.architectures import decoder_spec
-from engine.models.backend import with_backend
+from engine.models.attention_backend import with_backend
+from engine.models.registry import decoder_spec
 from kernels.attention import BlockSparse
 
 PUBLISHED: dict[str, Any] = {

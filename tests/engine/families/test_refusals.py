@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.models.architectures import decoder_spec, known_architectures, register_decoder
+from engine.models.registry import decoder_spec, known_architectures, register_decoder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

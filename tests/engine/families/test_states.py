@@ -11,12 +11,12 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.devices import host_memory
-from engine.models.architectures import decoder_spec
-from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.models.forward_context import AttentionContext
+from engine.models.registry import decoder_spec
 from tests.engine.families.conftest import OUTPUT, Case
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 NAMES = ("granite4", "qwen3_next")
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)

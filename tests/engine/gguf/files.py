@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from engine.models.gguf.names import expert_of, gguf_name
+from engine.checkpoints.gguf.names import expert_of, gguf_name
 from tests.engine.gguf.quantizer import K_WRITERS, fitting, k_quantized
 
 KindOf = Callable[[str], Kind]

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from engine.models.gguf.names import gguf_name
+from engine.checkpoints.gguf.names import gguf_name
 
 SUPER = 256
 """Values that share a block."""

@@ -9,8 +9,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 import kernels
-from engine.models.gguf.block_formats import FORMATS, READERS
-from engine.models.gguf.types import BLOCKS
+from engine.checkpoints.gguf.block_formats import FORMATS, READERS
+from engine.checkpoints.gguf.file import BLOCKS
 from kernels.reference import ReferenceKernels
 from tests.engine.gguf.files import random_blocks
 

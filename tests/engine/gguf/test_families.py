@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine import LLM, SamplingParams
+from engine.checkpoints.gguf.names import FAMILIES
 from engine.contract.errors import ModelLoadError
-from engine.models.gguf.families import FAMILIES
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
 from tests.engine.gguf.files import quantized
 from tests.engine.greedy import greedy_all
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8], [9, 30, 31] * 20, [11]]
@@ -303,7 +303,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
 
 
 def write(case: Case, folder: Path, path: Path, kind_of: Callable[[str], Kind]) -> Path:

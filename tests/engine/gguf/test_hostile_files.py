@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from engine.checkpoints.gguf.config import make_config
+from engine.checkpoints.gguf.file import Header, read_header
+from engine.checkpoints.gguf.folder import find_gguf, gguf_folder
+from engine.checkpoints.gguf.tokenizer import make_tokenizer
+from engine.checkpoints.gguf.weights import GGUFWeights
 from engine.contract.errors import ModelLoadError
-from engine.models.gguf.config import make_config
-from engine.models.gguf.folder import find_gguf, gguf_folder
-from engine.models.gguf.reader import Header, read_header
-from engine.models.gguf.tokenizer import make_tokenizer
-from engine.models.gguf.weights import GGUFWeights
 from tests.engine.gguf.files import everywhere, write_gguf
 from tests.engine.models import make_model
 
@@ -152,7 +152,7 @@ def test_fault_40_lists_where_none_belong(
     key: str, value: bytes, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are refused or make no difference."""
-    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
     (made,) = (
         read_header(header(text(key) + value)).metadata.values()
         if key != ("general.alignment")
@@ -163,7 +163,7 @@ def test_fault_40_lists_where_none_belong(
         found = read_header(buffer)
         return Header({**found.metadata, key: made}, found.tensors)
 
-    monkeypatch.setattr("engine.models.gguf.parts.read_header", changed)
+    monkeypatch.setattr("engine.checkpoints.gguf.file.read_header", changed)
     with contextlib.suppress(ModelLoadError):
         gguf_folder(sound)
 

@@ -41,7 +41,7 @@ NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written beside the weights goes to a cache of the test's own."""
-    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
 
 
 def make(model: Path, **settings: Any) -> LLM:
@@ -235,7 +235,7 @@ def test_llama_3_scales_its_rotation(tmp_path: Path) -> None:
     }  # fmt: skip
     scaled["rope_parameters"] = scaling
     (folder / "config.json").write_text(json.dumps(scaled))
-    from engine.layers.rotary import _llama3, _plain, rope_spec
+    from engine.models.rotary_embedding import _llama3, _plain, rope_spec
 
     spec = rope_spec(scaled, 16)
     factors = _plain(10000.0, 16) / _llama3(spec, 128)[0]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
+from engine.checkpoints.gguf.file import Header
+from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 from engine.contract.errors import ModelLoadError
-from engine.models.gguf.reader import Header
-from engine.models.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 
 LETTERS = ["▁", "a", "b", "c", "d", "e"]
 

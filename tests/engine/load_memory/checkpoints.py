@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gguf
 from gguf import GGMLQuantizationType as Kind
 
-from engine.models.gguf.names import gguf_name
+from engine.checkpoints.gguf.names import gguf_name
 
 HIDDEN, INNER, LAYERS, VOCAB, HEADS, KV_HEADS = 1024, 2816, 8, 8192, 16, 4
 Shapes = dict[str, tuple[int, ...]]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import kernels
-from engine.contract.config import QUANTIZATIONS, EngineConfig
+from engine.contract.engine_config import QUANTIZATIONS, EngineConfig
 from engine.model_loader.loader import LoadedModel, load_model
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS_FILE, WEIGHTS_FILE
+from engine.contract.lora import CONFIG_FILE, NEW_TOKENS_FILE, WEIGHTS_FILE
 
 DEMO_MODEL = "demo/model"
 PIRATE = Path("demo/adapters/pirate")

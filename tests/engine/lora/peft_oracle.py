@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
 from tests.engine.greedy import greedy_all
 from tests.engine.models import read_model
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 PROMPT = [5, 9, 17, 33, 65, 129, 257, 11]
 

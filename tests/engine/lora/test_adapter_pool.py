@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.adapters import WEIGHTS_FILE, AdapterRef
 from engine.contract.errors import InvalidRequest
-from engine.contract.protocol import EngineRequest
-from engine.core.adapter_pool import AdapterPool
+from engine.contract.lora import WEIGHTS_FILE, AdapterRef
+from engine.contract.messages import EngineRequest
+from engine.lora.adapter_cache import AdapterPool
 from engine.lora.store import AdapterFacts
-from engine.scheduler.sequence import Request
+from engine.scheduler.request import Request
 
 _PATIENCE_S = 60.0
 
@@ -191,7 +191,7 @@ def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
 def test_only_so_many_pass_one_that_waits_for_room(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.core.adapter_pool._MOST_OVERTAKING", 3)
+    monkeypatch.setattr("engine.lora.adapter_cache._MOST_OVERTAKING", 3)
     pool = AdapterPool(disk.load, disk.drop, 100)
     hot = disk.ref(1)
     first = request(hot, "first")
@@ -215,7 +215,7 @@ def test_only_so_many_pass_one_that_waits_for_room(
 def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.core.adapter_pool._AHEAD_BYTES", 500)
+    monkeypatch.setattr("engine.lora.adapter_cache._AHEAD_BYTES", 500)
     for size, begun in ((100, 5), (300, 2), (900, 2)):
         pool = AdapterPool(disk.load, disk.drop, 10_000)
         disk.open.clear()
@@ -231,7 +231,7 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
 def test_those_that_are_read_together_go_on_together_where_nothing_runs(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.core.adapter_pool._TOGETHER_S", _PATIENCE_S)
+    monkeypatch.setattr("engine.lora.adapter_cache._TOGETHER_S", _PATIENCE_S)
     pool = AdapterPool(disk.load, disk.drop, 1000)
     for number in (1, 2, 3):
         pool.admit(request(disk.ref(number), str(number)))
@@ -404,6 +404,6 @@ def test_a_share_is_whole_again_once_nobody_else_has_asked_for_long(
     pool.leave(running(pool, disk.ref(1, "few"))[0])
     refs = [disk.ref(number, "many") for number in (2, 3)]
     assert len(running(pool, *refs)) == 1
-    monkeypatch.setattr("engine.core.adapter_shares.IDLE_S", 0.0)
+    monkeypatch.setattr("engine.lora.adapter_cache.IDLE_S", 0.0)
     assert len(settle(pool)) == 1
     pool.close()

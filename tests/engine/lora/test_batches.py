@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.adapters import WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import WEIGHTS_FILE
 from tests.engine.speculative.seer import Seer
 
 from .adapters import pirate, write_adapter

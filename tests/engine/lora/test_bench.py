@@ -1,4 +1,4 @@
-"""`python -m engine.bench.lora` tells what each case brings."""
+"""`python -m benchmarks.lora` tells what each case brings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.bench.lora import Case, main, told
+from benchmarks.lora import Case, main, told
 
 from .adapters import DEMO_MODEL
 

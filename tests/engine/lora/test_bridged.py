@@ -11,12 +11,12 @@ import torch
 from engine import LLM, LoRARequest
 from engine.contract.errors import InvalidRequest
 from engine.lora.check import check_adapter
-from engine.models.adapters import NO_ADAPTERS
-from engine.models.bridge.adapted import BridgeStep
-from engine.models.bridge.model import BridgeModel
-from engine.survey.bridged import BRIDGED, STATEFUL
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
+from engine.models.lora import NO_ADAPTERS
+from engine.transformers_backend.lora import BridgeStep
+from engine.transformers_backend.model import BridgeModel
+from tests.survey.bridged import BRIDGED, STATEFUL
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 from .peft_oracle import PeftOracle, make_adapter, prompts
 from .test_peft_equality import FEW, generate

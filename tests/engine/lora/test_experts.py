@@ -15,15 +15,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine import LoRARequest
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.lora.adapter import ModuleDelta
 from engine.lora.check import check_adapter
-from engine.lora.modules import Modules
-from engine.lora.parts import Parts
-from engine.lora.read import read_adapter
-from engine.models.adapted_linears import StackedExpert
-from engine.models.architectures import decoder_spec, read_config
+from engine.lora.layer_delta import Parts
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
+from engine.models.registry import decoder_spec, read_config
+from engine.models.supports_lora import StackedExpert
 
 from .adapters import write_adapter
 from .peft_oracle import checkpoint, make_adapter, save

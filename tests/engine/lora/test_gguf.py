@@ -15,12 +15,12 @@ from gguf import GGUFWriter
 from safetensors.torch import load_file
 
 from engine import LoRARequest
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.lora.check import check_adapter
-from engine.lora.modules import Modules
-from engine.lora.read import read_adapter
-from engine.models.architectures import decoder_spec, read_config
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
+from engine.models.registry import decoder_spec, read_config
 
 from .adapters import DEMO_MODEL, PIRATE
 from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts

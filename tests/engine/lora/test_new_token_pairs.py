@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.adapters import ADDED_TOKENS_FILE
 from engine.contract.errors import InvalidRequest
-from engine.contract.outputs import RequestOutput
+from engine.contract.lora import ADDED_TOKENS_FILE
+from engine.contract.reasoning import ThinkingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.contract.thinking import ThinkingParams
+from engine.offline.outputs import RequestOutput
 from engine.sampling.logits_processor import BatchUpdate, LogitsProcessor
-from engine.structured import vocabularies
+from engine.structured_output import vocabulary as vocabularies
 from tests.engine.speculative.eagle_folders import eagle_parts
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import mlp_parts, write

@@ -13,17 +13,17 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from engine import LLM, BeamSearchParams, LoRARequest, SamplingParams
-from engine.contract.adapters import (
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import (
     ADDED_TOKENS_FILE,
     CONFIG_FILE,
     NEW_TOKENS_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
 )
-from engine.contract.errors import InvalidRequest
-from engine.contract.outputs import RequestOutput
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.lora.check import check_adapter
+from engine.offline.outputs import RequestOutput
 from engine.text import adapter_tokenizers
 
 from .adapters import DEMO_MODEL, demo_adapter, write_adapter

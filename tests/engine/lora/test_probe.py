@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.lora.check import check_adapter
-from engine.models.adapters import AdapterWeights, StepAdapters
+from engine.models.lora import AdapterWeights, StepAdapters
 
 from .adapters import DEMO_MODEL, PIRATE
 from .peft_oracle import checkpoint, make_adapter
@@ -39,7 +39,7 @@ def test_a_wrongly_run_adapter_does_not_pass(monkeypatch: pytest.MonkeyPatch) ->
     def every_other_row(groups: list[tuple[AdapterWeights, torch.Tensor]]) -> StepAdapters:
         return StepAdapters([(adapter, rows[::2].contiguous()) for adapter, rows in groups])
 
-    monkeypatch.setattr("engine.lora.probe.StepAdapters", every_other_row)
+    monkeypatch.setattr("engine.lora.parity_probe.StepAdapters", every_other_row)
     verdict = check_adapter(DEMO_MODEL, PIRATE, probe=True)
     assert not verdict.ok
     assert verdict.probe is not None

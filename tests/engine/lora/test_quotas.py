@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract.adapters import AdapterRef
-from engine.contract.lora_request import LoRARequest
-from engine.contract.protocol import EngineRequest
+from engine.contract.lora import AdapterRef, LoRARequest
+from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from tests.engine.replica import Gateway, replica
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
-from engine.lora import named_values
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
+from engine.lora import adapter_config as named_values
+from engine.lora.adapter_config import parse_adapter_config
 from engine.lora.check import check_adapter, main
-from engine.lora.config import parse_adapter_config
-from engine.lora.modules import Modules
-from engine.lora.read import read_adapter
-from engine.models.architectures import decoder_spec, read_config
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
+from engine.models.registry import decoder_spec, read_config
 
 from .adapters import DEMO_MODEL, PIRATE, first_a, pirate, write_adapter, zeros
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.contract.adapters import AdapterRef
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.lora import AdapterRef
 from engine.lora.merge import FloatWeights, merged_spec
-from engine.lora.modules import Modules
-from engine.lora.probe import _run, prompts
-from engine.lora.read import read_adapter
+from engine.lora.parity_probe import _run, prompts
+from engine.lora.reader import read_adapter
+from engine.lora.target_modules import Modules
 from engine.models.decoder import NativeDecoder
-from engine.models.weights import WeightReader
 
 from .peft_oracle import checkpoint, make_adapter
 from .test_peft_equality import ALL

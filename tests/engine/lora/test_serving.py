@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.adapters import AdapterRef, AdapterState
-from engine.contract.protocol import EngineRequest
+from engine.contract.lora import AdapterRef, AdapterState
+from engine.contract.messages import EngineRequest
 from tests.engine.replica import Gateway, replica
 
 from .adapters import DEMO_MODEL

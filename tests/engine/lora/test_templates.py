@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from engine import LLM, LoRARequest
-from engine.contract.adapter_digests import KnownDigests, file_states
-from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, adapter_digest
 from engine.contract.errors import InvalidRequest
+from engine.contract.lora import WEIGHTS_FILE, AdapterRef, KnownDigests, adapter_digest, file_states
 from engine.lora import store as store_module
-from engine.lora.modules import Modules
-from engine.lora.pack import pack_adapter
-from engine.lora.parts import AdaptableModel
-from engine.lora.read import read_adapter
+from engine.lora.layer_delta import AdaptableModel
+from engine.lora.packing import pack_adapter
+from engine.lora.packing_template import _Files
+from engine.lora.reader import read_adapter
 from engine.lora.store import AdapterStore, StoreLimits
-from engine.lora.templates import _Files
+from engine.lora.target_modules import Modules
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from kernels.lora import PackedLora
@@ -181,7 +180,7 @@ def test_files_are_hashed_once_until_they_are_written(
     demo: AdaptableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever their size and their dates say then."""
-    monkeypatch.setattr("engine.contract.adapter_digests._TICK_S", -1.0)
+    monkeypatch.setattr("engine.contract.lora._TICK_S", -1.0)
     hashed: list[int] = []
     whole = _Files.digest.fget
     assert whole is not None
@@ -218,6 +217,6 @@ def test_files_that_were_written_just_now_are_hashed_again(
     path = write_adapter(tmp_path / "one", *pirate())
     digests, states = KnownDigests(), file_states(path)
     for seconds, known in ((3600.0, None), (-1.0, digests.of(path))):
-        monkeypatch.setattr("engine.contract.adapter_digests._TICK_S", seconds)
+        monkeypatch.setattr("engine.contract.lora._TICK_S", seconds)
         digests.of(path)
         assert digests.known(path, states) == known

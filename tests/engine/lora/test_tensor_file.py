@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.lora.tensor_file import TensorFile
+from engine.lora.adapter import TensorFile
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.adapters import AdapterRef
+from engine.contract.lora import AdapterRef
 from engine.lora.store import AdapterStore
 
 from .adapters import DEMO_MODEL

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from engine import LLM
-from engine.survey.run import make
 from tests.engine.checkpoints.folders import make_mxfp4, make_pair
 from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme
 from tests.engine.checkpoints.writers import Writer, fp8, gptq, nvfp4
 from tests.engine.families.conftest import NATIVE
 from tests.engine.gguf.files import Kind, write_gguf
 from tests.engine.models import make_model
+from tests.survey.run import make
 
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -68,7 +68,7 @@ def engine(
 ) -> Callable[..., LLM]:
     """An engine with so few blocks that neighbours preempt each other."""
 
-    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
 
     def get(family: str, weights: str, cache: str, **settings: Any) -> LLM:
         folder = checkpoint(family)

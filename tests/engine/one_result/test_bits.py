@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import LLM, LoRARequest
-from engine.survey.one_result import Cut, Tokens, Watch, differing, run
-from engine.survey.recipes import VOCAB
 from tests.engine.ablations import without
 from tests.engine.families.conftest import NATIVE
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.lora.test_peft_equality import ALL
 from tests.engine.one_result.conftest import CACHES, FORMATS, KEPT
+from tests.survey.one_result import Cut, Tokens, Watch, differing, run
+from tests.survey.recipes import VOCAB
 
 pytestmark = pytest.mark.usefixtures("compiler")
 Engine = Callable[..., LLM]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
-from engine.contract.protocol import EngineRequest, TokenLogprobs
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.survey.recipes import RECIPES
-from engine.survey.run import Result, run_recipe
-from engine.survey.table import page
+from tests.survey.recipes import RECIPES
+from tests.survey.run import Result, run_recipe
+from tests.survey.table import page
 
 
 @pytest.mark.usefixtures("compiler")

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, InvalidRequest
-from engine.contract.io_processor import io_processor
+from engine.contract.plugins import io_processor
 from engine.contract.replica_state import EngineStats
-from engine.models.plugins import load_plugins
-from engine.models.registry import ModelRegistry
+from engine.contract.stat_loggers import StatLoggers
+from engine.models.registry import ModelRegistry, load_plugins
 from engine.offline.llm import LLM
-from engine.serving.stat_loggers import StatLoggers
 from tests.engine.pooling.models import make
 from tests.engine.replica import Gateway, replica
 from tests.packages import EXAMPLE, install, project_of

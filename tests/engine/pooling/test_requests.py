@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from engine import LLM, AsyncLLM, PoolingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import (
     ContextLengthExceeded,
     EngineFault,
     InvalidRequest,
     ModelLoadError,
 )
-from engine.contract.protocol import EngineRequest
-from engine.contract.similarity import from_bytes, pair_up, similarity
-from engine.devices.find import make_device
-from engine.executor.adapters import DeviceAdapters
+from engine.contract.messages import EngineRequest
+from engine.contract.pooling_params import from_bytes, pair_up, similarity
+from engine.devices.registry import make_device
+from engine.executor.lora_worker import DeviceAdapters
 from engine.pooling.load import pooled_spec
-from engine.pooling.settings import PoolingSettings
+from engine.pooling.pooling_config import PoolingSettings
 from tests.engine.pooling.models import TEXTS
 
 Maker = Callable[..., Path]

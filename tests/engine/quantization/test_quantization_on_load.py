@@ -11,12 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
-from engine.quantization.matrix import DenseMatrix
-from engine.quantization.scratch import Scratch
-from engine.quantization.stack import Stack
+from engine.quantization.packing import DenseMatrix, Scratch, Stack
 from kernels.reference import ReferenceKernels
 from tests.engine.quantization.perplexity import COUNTS, demo_perplexity
 
@@ -107,7 +105,7 @@ def test_a_pooling_model_says_that_it_does_not_round(model_folder: Folder) -> No
 
 
 def test_a_stack_is_packed_in_pieces_and_releases_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.quantization.stack._PIECE_BYTES", 64 * 16 * 4)
+    monkeypatch.setattr("engine.quantization.packing._PIECE_BYTES", 64 * 16 * 4)
     torch.manual_seed(0)
     parts = [torch.randn(rows, 16) for rows in (70, 1, 129)]
     released = []

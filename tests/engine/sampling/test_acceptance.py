@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling.acceptance import TypicalAcceptance, filtered_probabilities
+from engine.sampling.rejection_sampler import TypicalAcceptance, filtered_probabilities
+from engine.sampling.request_state import SequenceSampling
 from engine.sampling.sampler import Sampler
-from engine.sampling.state import SequenceSampling
-from engine.worker.drafted import behind_drafts
+from engine.worker.sampling_io import behind_drafts
 
 VOCAB, DRAWS = 12, 6000
 #: The 99.99th percentile of chi-square with 11 degrees of freedom: fixed seeds, so no chance.

@@ -21,7 +21,7 @@ from engine import (
 )
 from engine.contract.errors import EngineFault
 from engine.sampling import Sampler, SequenceSampling
-from engine.sampling.custom import CustomProcessors
+from engine.sampling.custom_processors import CustomProcessors
 
 
 def state(**fields: Any) -> SequenceSampling:

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 import kernels
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling import Sampler, SequenceSampling, batch, filters, radix
-from engine.sampling.compiled import CompiledChoice
+from engine.sampling import Sampler, SequenceSampling
+from engine.sampling import metadata as batch
+from engine.sampling import topk_topp as filters
+from engine.sampling import topk_topp as radix
+from engine.sampling.topk_topp import CompiledChoice
 from tests.engine.sampling import reference
 
 EOS = (0, 3)

@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
-from engine.contract import sampling_checks as limits
+from engine.contract import sampling_params as limits
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.contract.protocol import EngineRequest, decode_inbox, encode
+from engine.contract.messages import EngineRequest, decode_inbox, encode
 from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
 
 NAN, INF = math.nan, math.inf

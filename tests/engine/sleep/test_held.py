@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.devices import held
-from engine.devices.held import HostCopy, tensors_of
+from engine.devices import offload as held
+from engine.devices.offload import HostCopy, tensors_of
 from tests.engine.models import Oracle, make_model
 from tests.engine.pooling.models import make
 

@@ -11,7 +11,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, EngineSleeping, InvalidRequest, ModelLoadError
-from engine.contract.protocol import KV_CACHE, WEIGHTS, EngineRequest
+from engine.contract.messages import KV_CACHE, WEIGHTS, EngineRequest
 from tests.engine.models import Oracle, make_model
 
 Folder = Callable[[str], Path]

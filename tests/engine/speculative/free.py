@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.core import draft_timing
+from engine.core import warmup as draft_timing
+from engine.speculative.estimates import Purses, StepCosts
 from engine.speculative.planner import Planner
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
 
 if TYPE_CHECKING:
     import pytest

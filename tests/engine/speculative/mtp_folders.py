@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
 from tests.engine.models import make_tokenizer
 from tests.engine.speculative.eagle_folders import Equation, Round
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 LAYERS = 3
 AT = f"model.layers.{LAYERS}."

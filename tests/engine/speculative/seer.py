@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
-from engine.speculative.proposers import Guess, Proposer
+from engine.speculative.ngram import Guess, Proposer
 from tests.engine.models import VOCAB
 
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import NewSequence, Sequence, Status, StepPlan
 from engine.speculative.drafter import Drafter
-from engine.speculative.following import Following
-from engine.speculative.proposers import Guess, Proposer
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import Following, StepCosts
+from engine.speculative.ngram import Guess, Proposer
 from tests.engine.speculative.test_proposers import sequence
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LLM
-from engine.contract.outputs import RequestOutput
+from engine.offline.outputs import RequestOutput
 from tests.engine.models import VOCAB
 from tests.engine.speculative.seer import Seer
 from tests.engine.speculative.test_equality import MIXED, make, texts

@@ -1,4 +1,4 @@
-"""`python -m engine.bench.speculation` tells what drafts bring."""
+"""`python -m benchmarks.speculation` tells what drafts bring."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import pytest
 
-from engine.bench import speculation
-from engine.bench.speculation import Answers, Compared, Turn, main
+from benchmarks import speculation
+from benchmarks.speculation import Answers, Compared, Turn, main
 from engine.offline.llm import LLM
 from tests.engine.lora.adapters import DEMO_MODEL
 from tests.engine.speculative.free import make_drafts_free

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engine.speculative.chances import Chances, UsualChances
+from engine.speculative.estimates import Chances, UsualChances
 
 
 def _chances(usual: UsualChances | None = None) -> Chances:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative_config import SpeculativeConfig
 
 
 def test_the_manuals_flags_become_keys() -> None:

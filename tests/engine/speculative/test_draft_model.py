@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
 from engine.devices.cpu import CpuDevice
 from engine.scheduler import StepPlan, StepResult
 from tests.engine.models import make_model, make_tokenizer

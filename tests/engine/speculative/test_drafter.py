@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence, Status, StepPlan
-from engine.speculative import chances
-from engine.speculative.chances import Chances, UsualChances
+from engine.speculative import estimates as chances
 from engine.speculative.drafter import Drafter
-from engine.speculative.proposers import Guess
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import Chances, StepCosts, UsualChances
+from engine.speculative.ngram import Guess
 from tests.engine.speculative.simulation import Cost
 from tests.engine.speculative.test_proposers import sequence
 

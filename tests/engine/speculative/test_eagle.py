@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.scheduler import StepPlan, StepResult
-from engine.speculative.head_plan import HeadPlan, HeadResult
-from engine.speculative.heads.eagle3 import tapped_layers
-from engine.speculative.heads.load import method_of
-from engine.survey.tiny import Oracle
-from engine.worker.decode import DecodeSteps
-from engine.worker.head_memory import HeadMemory
+from engine.speculative.heads import method_of
+from engine.speculative.heads.eagle import tapped_layers
+from engine.speculative.interface import HeadPlan, HeadResult
+from engine.worker.compiled_step import DecodeSteps
+from engine.worker.draft_head_cache import HeadMemory
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.lora.test_peft_equality import ALL, generate
 from tests.engine.speculative.eager import eager_model
@@ -35,6 +34,7 @@ from tests.engine.speculative.eagle_folders import (
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import HIDDEN, write
 from tests.engine.speculative.test_equality import make, prompts, run, texts
+from tests.survey.tiny import Oracle
 
 Folder = Callable[[str], Path]
 

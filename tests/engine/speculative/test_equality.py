@@ -11,12 +11,12 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.contract.outputs import RequestOutput
-from engine.contract.protocol import EngineRequest
+from engine.contract.messages import EngineRequest
+from engine.contract.reasoning import ThinkingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.contract.thinking import ThinkingParams
+from engine.offline.outputs import RequestOutput
 from engine.scheduler import StepPlan, StepResult
-from engine.worker.decode import DecodeSteps
+from engine.worker.compiled_step import DecodeSteps
 from tests.engine.models import VOCAB
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer

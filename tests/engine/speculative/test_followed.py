@@ -11,14 +11,14 @@ import msgspec
 import pytest
 import torch
 
+from benchmarks.speculation import without_drafts
 from engine import SamplingParams
-from engine.bench.speculation import without_drafts
 from engine.models.decoder import NativeDecoder
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.purses import Purses
-from engine.worker.decode import DecodeSteps
-from engine.worker.head_memory import HeadMemory
+from engine.speculative.estimates import Purses
+from engine.worker.compiled_step import DecodeSteps
+from engine.worker.draft_head_cache import HeadMemory
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import write

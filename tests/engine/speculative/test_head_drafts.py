@@ -14,12 +14,10 @@ from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.scheduler import StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.head_plan import HeadPlan, HeadResult
-from engine.speculative.heads.draw import HeadDrawer
-from engine.speculative.heads.heads import Rounds
-from engine.survey.tiny import Oracle
-from engine.worker.decode import DecodeSteps
-from engine.worker.hidden import HiddenStates
+from engine.speculative.heads.base import HeadDrawer, Rounds
+from engine.speculative.interface import HeadPlan, HeadResult
+from engine.worker.compiled_step import DecodeSteps
+from engine.worker.hidden_states import HiddenStates
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import (
     Equation,
@@ -30,6 +28,7 @@ from tests.engine.speculative.head_folders import (
     write,
 )
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
+from tests.survey.tiny import Oracle
 
 Folder = Callable[[str], Path]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import kernels
 from engine.contract.errors import ModelLoadError
-from engine.speculative.heads.heads import Heads
-from engine.speculative.heads.load import load_heads
+from engine.speculative.heads import load_heads
+from engine.speculative.heads.base import Heads
 from tests.engine.models import VOCAB
 from tests.engine.speculative.head_folders import (
     HIDDEN,

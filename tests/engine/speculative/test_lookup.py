@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.speculative.lookup import TextsLookup, TokenLookup, continued
+from engine.speculative.ngram import TextsLookup, TokenLookup, continued
 
 
 def slow(tokens: list[int], newest: list[int], shortest: int, longest: int) -> int | None:

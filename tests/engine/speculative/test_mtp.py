@@ -10,11 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from engine import LLM
+from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.models.weights import WeightReader
-from engine.survey.bridged import BRIDGED
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
 from tests.engine.speculative.mtp_folders import (
     AT,
     configure,
@@ -26,6 +23,9 @@ from tests.engine.speculative.mtp_folders import (
 )
 from tests.engine.speculative.test_eagle import BIAS, BIASED, Watch
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
+from tests.survey.bridged import BRIDGED
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,8 @@ from itertools import product
 
 import pytest
 
-from engine.speculative.offers import Offer, Step
-from engine.speculative.planner import Planner
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import Purses, StepCosts
+from engine.speculative.planner import Offer, Planner, Step
 
 _ROUNDING = 1e-9
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.contract.adapters import AdapterRef
-from engine.contract.protocol import EngineRequest
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import EngineRequest
+from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Request, Sequence
-from engine.speculative import proposers
-from engine.speculative.lookup import TextsLookup
-from engine.speculative.proposers import NgramProposer, SuffixProposer
+from engine.speculative import ngram as proposers
+from engine.speculative.ngram import NgramProposer, SuffixProposer, TextsLookup
 
 CONFIG = SpeculativeConfig(method="suffix", prompt_lookup_min=2, prompt_lookup_max=3)
 

@@ -6,11 +6,9 @@ from math import inf
 
 import pytest
 
-from engine.speculative import purses as module
-from engine.speculative.offers import Offer, Step
-from engine.speculative.planner import Planner
-from engine.speculative.purses import Purses
-from engine.speculative.step_costs import StepCosts
+from engine.speculative import estimates as module
+from engine.speculative.estimates import Purses, StepCosts
+from engine.speculative.planner import Offer, Planner, Step
 
 
 def filled(step: int = 1, **rows: int) -> Purses:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engine.speculative.step_costs import StepCosts
+from engine.speculative.estimates import StepCosts
 
 
 def measured(*steps: tuple[int, float]) -> StepCosts:

@@ -20,8 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
-from engine.structured.source import grammar_text, spec_of
+from engine.structured_output.backend_llguidance import (
+    BadGrammar,
+    Vocabulary,
+    build,
+    load_tokenizer,
+)
+from engine.structured_output.grammar_spec import grammar_text, spec_of
 from engine.text.tokenizer import load_tokenizer as load_tokenizer_folder
 
 if TYPE_CHECKING:

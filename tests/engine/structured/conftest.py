@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
-from engine.structured.backend import Vocabulary
+from engine.structured_output.backend_llguidance import Vocabulary
 from tests.engine.models import make_tokenizer
 
 SETTINGS: dict[str, Any] = {"num_gpu_blocks_override": 1024, "block_size": 4}

@@ -13,19 +13,24 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineOverloaded, InvalidRequest
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
-from engine.structured import jobs
-from engine.structured.backend import BadGrammar, Vocabulary
-from engine.structured.cache import GrammarCache
-from engine.structured.compiler import Compiler
-from engine.structured.grammar import CompiledGrammar
-from engine.structured.jobs import Job, JobLine, Outcome
-from engine.structured.process import CompileProcess, Limits, WorkerFailed
-from engine.structured.source import GrammarSpec, spec_of
+from engine.structured_output import compile_pool as jobs
+from engine.structured_output.backend_llguidance import BadGrammar, Vocabulary
+from engine.structured_output.compile_pool import (
+    CompileProcess,
+    Compiler,
+    Job,
+    JobLine,
+    Limits,
+    Outcome,
+    WorkerFailed,
+)
+from engine.structured_output.grammar import CompiledGrammar, GrammarSpec, spec_of
+from engine.structured_output.vocabulary import GrammarCache
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 Folder = Callable[[str], Path]
@@ -72,7 +77,10 @@ def outcome(compiler: Compiler, job: Job, timeout_s: float = 60.0) -> Outcome:
 
 
 def test_it_starts_without_what_is_slow_to_import() -> None:
-    probe = "import sys, engine.structured.worker; print({'numpy', 'torch'} & set(sys.modules))"
+    probe = (
+        "import sys, engine.structured_output.compile_worker;"
+        " print({'numpy', 'torch'} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
     )

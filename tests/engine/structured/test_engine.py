@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
+from engine.contract.reasoning import ThinkingParams
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.thinking import ThinkingParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
 from engine.scheduler import StepPlan, StepResult

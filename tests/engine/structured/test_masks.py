@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.contract.sampling_params import SamplingParams
+from engine.sampling.request_state import SequenceSampling
 from engine.sampling.sampler import Sampler
-from engine.sampling.state import SequenceSampling
-from engine.sampling.token_mask import MaskedRows, unpack, unpack_on_device
-from engine.structured.grammar import GrammarState
-from engine.structured.masks import QUICK_S, MaskMaker, MaskRow
+from engine.sampling.token_bitmask import MaskedRows, unpack, unpack_on_device
+from engine.structured_output.bitmask import QUICK_S, MaskMaker, MaskRow
+from engine.structured_output.grammar import GrammarState
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.contract import protocol
+from engine.contract import messages as protocol
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.structured.source import spec_of
+from engine.structured_output.grammar_spec import spec_of
 
 
 def deep(levels: int) -> dict[str, Any]:

@@ -8,8 +8,13 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.structured.backend import BadGrammar, Vocabulary, build, load_tokenizer
-from engine.structured.source import grammar_text, spec_of
+from engine.structured_output.backend_llguidance import (
+    BadGrammar,
+    Vocabulary,
+    build,
+    load_tokenizer,
+)
+from engine.structured_output.grammar_spec import grammar_text, spec_of
 from engine.text.tokenizer import load_tokenizer as load_text_tokenizer
 from tests.e2e.product import ROOT
 

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.outputs import CompletionOutput
 from engine.offline.llm import LLM
+from engine.offline.outputs import CompletionOutput
 from tests.engine.structured.conftest import PROMPT, params
 from tests.engine.structured.schemas import SCHEMAS, UNSUPPORTED
 

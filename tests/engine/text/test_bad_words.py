@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.text.bad_words import bad_word_ids
+from engine.text.stop_strings import bad_word_ids
 from tests.engine.text.conftest import BYTE_KINDS
 
 

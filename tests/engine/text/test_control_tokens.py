@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
+from engine.text.chat_messages import ControlTokens, Mask
 from engine.text.chat_template import render_chat
-from engine.text.control_tokens import ControlTokens, Mask
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text.conftest import CHAT_KINDS
 

@@ -15,9 +15,9 @@ import pytest
 
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.text import render_chat
-from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.text.jinja_limits import RenderLimits
 from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from tests.engine.text import folders
 
 KINDS = {

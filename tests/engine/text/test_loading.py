@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.text.convert import convert_tokenizer
 from engine.text.tokenizer import load_tokenizer
+from engine.text.tokenizer_folder import convert_tokenizer
 from tests.engine.text import folders
 
 EVIL = """
@@ -119,7 +119,7 @@ def test_a_folders_code_is_run_to_convert_when_trusted(folder, tmp_path):
     bring_code(folder)
     (folder / "tokenizer.json").unlink()
     code = (  # in a process of its own: such code stays registered in the library
-        "from engine.text.convert import convert_tokenizer\n"
+        "from engine.text.tokenizer_folder import convert_tokenizer\n"
         "from engine.contract.errors import ModelLoadError\n"
         f"try: convert_tokenizer({str(folder)!r}, 'out', trust_remote_code=True)\n"
         "except ModelLoadError: pass"  # it runs, but finds no tokenizer's files

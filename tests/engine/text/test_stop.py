@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.stop import StopChecker
+from engine.text.stop_strings import StopChecker
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=5)
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.text import backend, render_chat
+from engine.text import render_chat
+from engine.text import tokenizer_backend as backend
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS

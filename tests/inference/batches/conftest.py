@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inference.batches.runner import run_batch
-from inference.work import queue
+from inference import work as queue
+from inference.api.batches.runner import run_batch
 from tests.inference.conftest import Gateway
 from tests.inference.forms import upload
 

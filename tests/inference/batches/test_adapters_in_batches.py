@@ -8,9 +8,9 @@ from adapters import actions as adapter_actions
 from adapters import cards
 from adapters.models import AdapterVersion
 from catalog.models import ServedModel
+from common.db import in_db_thread
 from tenants import actions
 from tenants.actors import SYSTEM
-from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from tests.inference.batches.conftest import Batches, request_line
 from tests.platform.adapters import checked

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from inference.batches import lines, runner
-from inference.engine_client.queue_bound import Load
+from inference.api.batches import files as lines
+from inference.api.batches import runner
+from inference.engine_client.queue_limit import Load
 from storage.blobs import files_dir
 from storage.models import Batch, StoredFile
 from tenants import actions, authentication
@@ -117,7 +118,9 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
         sizes.append(len(raw))
         return lines.parse_line(raw)
 
-    monkeypatch.setattr("inference.batches.lines._check", lambda raw, *_: parse(raw)["custom_id"])
+    monkeypatch.setattr(
+        "inference.api.batches.files._check", lambda raw, *_: parse(raw)["custom_id"]
+    )
     data = as_lines([request_line(1)]) + b" " * 100_000 + as_lines([request_line(2)])
     path = Path(str(settings.QUIRE["FILES_DIR"])).with_name("huge.jsonl")
     path.write_bytes(data)
@@ -277,7 +280,7 @@ async def test_fault_22_a_revoked_key_ends_its_batch(batches: Batches) -> None:
     key = batches.gateway.rows.key
     await asyncio.to_thread(lambda: actions.revoke_key(actor=SYSTEM, key=key))
     async with batches.gateway.serving(batches.gateway.fake()) as replica:
-        from inference.batches.runner import run_batch
+        from inference.api.batches.runner import run_batch
 
         await run_batch(made["id"], "worker")
         assert replica.received == []

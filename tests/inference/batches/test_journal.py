@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.batches.journal import Journal, JournalInUse
-from inference.batches.tally import Tally
+from inference.api.batches.files import Journal, JournalInUse
+from inference.api.batches.runner import Tally
 
 
 def line(custom_id: str, status: int = 200) -> dict[str, object]:

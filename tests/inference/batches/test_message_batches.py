@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from inference.batches.runner import run_batch
+from inference.api.batches.runner import run_batch
 from storage.models import Batch, StoredFile
 from tenants.models import ApiKey
 from tests.inference.asgi_client import Reply

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inference.work.loop import WorkLoop
+from inference.work import WorkLoop
 
 #: What is here of requests is written when a loop ends, whichever test left it.
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -21,7 +21,7 @@ def test_a_loop_that_is_stopped_leaves_no_thread_behind() -> None:
 
 
 def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.work.loop.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("inference.work.LOOK_EVERY_S", 0.01)
     waiting, done = [f"w{n}" for n in range(5)], threading.Event()
     ran: list[str] = []
 

@@ -30,7 +30,7 @@ import msgspec
 import redis
 from websockets.asyncio.client import ClientConnection, connect
 
-from engine.contract.block_map import (
+from engine.contract.replica_state import (
     BlockFrame,
     BlockState,
     TenantBlocks,

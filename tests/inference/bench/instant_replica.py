@@ -16,8 +16,9 @@ from typing import Any
 import hiredis
 import redis
 
-from engine.contract import protocol
-from engine.contract.protocol import (
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import (
     AbortRequest,
     EngineRequest,
     EngineStats,
@@ -79,7 +80,7 @@ class InstantReplica:
         self.args = args
         self.pipe = Pipe(args.redis_url)
         self.id, self.incarnation = f"instant-{os.getpid()}", uuid.uuid4().hex
-        self.inbox = protocol.inbox_key(self.id, args.key_prefix)
+        self.inbox = redis_keys.inbox_key(self.id, args.key_prefix)
         self.running: dict[str, tuple[EngineRequest, bytes, int]] = {}
         self.steps = 0
         self.fresh: list[str] = []
@@ -113,9 +114,9 @@ class InstantReplica:
                 progress_at=now,
                 stats=stats,
             )
-            client.sadd(protocol.replicas_key(args.key_prefix), self.id)
+            client.sadd(redis_keys.replicas_key(args.key_prefix), self.id)
             client.set(
-                protocol.replica_key(self.id, args.key_prefix), protocol.encode(beat), px=5000
+                redis_keys.replica_key(self.id, args.key_prefix), protocol.encode(beat), px=5000
             )
             time.sleep(0.5)
 
@@ -183,7 +184,7 @@ class InstantReplica:
             batch = OutboxBatch(
                 replica_id=self.id, incarnation=self.incarnation, step=self.steps, deltas=deltas
             )
-            key = protocol.outbox_key(gateway_id, self.args.key_prefix)
+            key = redis_keys.outbox_key(gateway_id, self.args.key_prefix)
             limit = protocol.OUTBOX_MAXLEN
             data = protocol.encode(batch)
             self.pipe.add("XADD", key, "MAXLEN", "~", limit, "*", protocol.FIELD, data)
@@ -195,7 +196,7 @@ class InstantReplica:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis-url", required=True)
-    parser.add_argument("--key-prefix", default=protocol.KEY_PREFIX)
+    parser.add_argument("--key-prefix", default=redis_keys.KEY_PREFIX)
     parser.add_argument("--model-name", default="m")
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--pace-ms", type=float, default=0.0)

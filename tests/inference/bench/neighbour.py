@@ -25,7 +25,8 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from engine.contract import protocol
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
 from tests.inference.bench.flood import Flood, flooding
 from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, redis_url, share
 
@@ -53,8 +54,8 @@ async def steps(of: Pair, found: Found) -> None:
     """How long the replica's steps take, as its heartbeats tell."""
     async with redis.Redis.from_url(redis_url(of)) as client:
         while True:
-            for name in await client.smembers(protocol.replicas_key()):
-                data = await client.get(protocol.replica_key(name.decode()))
+            for name in await client.smembers(redis_keys.replicas_key()):
+                data = await client.get(redis_keys.replica_key(name.decode()))
                 if data is not None:
                     beat = protocol.decode_heartbeat(data)
                     found.steps.append(beat.stats.last_step_ms / 1000)

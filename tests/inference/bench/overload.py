@@ -26,7 +26,9 @@ from pathlib import Path
 
 from tests.inference.bench.two_tenants import ask, prompt, share
 
-from config.chaos.instance import MARKS, children, command_line  # isort: skip
+from chaos.instance import MARKS  # isort: skip
+from chaos.instance import children  # isort: skip
+from chaos.instance import command_line  # isort: skip
 from tests.e2e.product import Product, running  # isort: skip
 
 #: Times of the seats.

@@ -26,9 +26,10 @@ from urllib.parse import urlsplit
 
 import redis
 
-from config.redis_urls import socket_url
-from engine.contract import protocol
-from engine.contract.protocol import Heartbeat
+from config.connections import socket_url
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat
 from tests.e2e.product import Product, running
 
 SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
@@ -38,8 +39,8 @@ TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S, LOOK_S = 1900, 0.7, 11.0, 60.0, 0.02
 def beats(product: Product) -> list[Heartbeat]:
     """Of the replicas that are ready."""
     with redis.Redis.from_url(socket_url(product.data_dir)) as client:
-        names = client.smembers(protocol.replicas_key())
-        found = [client.get(protocol.replica_key(name.decode())) for name in names]
+        names = client.smembers(redis_keys.replicas_key())
+        found = [client.get(redis_keys.replica_key(name.decode())) for name in names]
     told = [protocol.decode_heartbeat(data) for data in found if data]
     return [beat for beat in told if beat.state == "ready" and lives(beat.pid)]
 

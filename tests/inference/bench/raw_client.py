@@ -10,10 +10,11 @@ import random
 import time
 import uuid
 
-from engine.contract import protocol
-from engine.contract.protocol import EngineRequest, OutboxBatch
-from engine.contract.redis_link import RedisLink
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import EngineRequest, OutboxBatch
 from engine.contract.sampling_params import SamplingParams
+from engine.system.redis_client import RedisLink
 from tests.inference.bench.load import Timings
 
 PROMPT = [100, 101, 102, 103, 104, 105, 106, 107]
@@ -25,12 +26,12 @@ class RawClient:
     def __init__(self, url: str, replica_id: str) -> None:
         self._link, self._reading = RedisLink(url), RedisLink(url, timeout_s=30.0)
         self._id = f"raw-{uuid.uuid4().hex}"
-        self._inbox = protocol.inbox_key(replica_id)
+        self._inbox = redis_keys.inbox_key(replica_id)
         self._waiting: dict[str, asyncio.Queue[protocol.TokenDelta]] = {}
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
-        key, last = protocol.outbox_key(self._id), b"0-0"
+        key, last = redis_keys.outbox_key(self._id), b"0-0"
         read = ("XREAD", "COUNT", 256, "BLOCK", 1000, "STREAMS", key)
         while True:
             found = await self._reading.execute(*read, last)
@@ -66,7 +67,7 @@ class RawClient:
     async def close(self) -> None:
         """Leave nothing in Redis."""
         self._reader.cancel()
-        await self._link.execute("DEL", protocol.outbox_key(self._id))
+        await self._link.execute("DEL", redis_keys.outbox_key(self._id))
         await self._link.close()
         await self._reading.close()
 

@@ -58,7 +58,7 @@ from inference import asgi
 from inference.chat import turn
 from inference.engine_client import client, mailbox
 from inference.generation import generation
-from inference.openai import chat
+from inference.api import chat
 from inference.web.views import GatewayView
 from uvicorn.protocols.http import httptools_impl as http
 

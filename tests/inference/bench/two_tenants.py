@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from config.redis_urls import socket_url
+from config.connections import socket_url
 from tests.e2e.product import Product, running
 
 WORDS = (

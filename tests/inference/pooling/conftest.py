@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from catalog.models import DesiredState, ServedModel
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.serving.service import EngineService
-from inference.engine_client import get_engine_client
+from inference.engine_client.client import get_engine_client
 from tests.engine.pooling.models import make
 from tests.inference.conftest import Gateway
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.protocol import PoolingInfo
+from engine.contract.messages import PoolingInfo
 from engine.text import Tokenizer
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inference.pooling.run import encoded_by_entry
+from inference.api.pooling.job import encoded_by_entry
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway
 from tests.inference.pooling.conftest import Serve
@@ -122,7 +122,7 @@ def test_an_answer_is_written_entry_by_entry(monkeypatch: pytest.MonkeyPatch) ->
         written.append(value)
         return msgspec.json.encode(value)
 
-    monkeypatch.setattr("inference.pooling.run._encode", encode)
+    monkeypatch.setattr("inference.api.pooling.job._encode", encode)
     entry = {"object": "embedding", "index": 0, "embedding": [0.1, -2.5e-8, 3.0]}
     for data in ([entry], [entry] * 3, ["\u00e9", None, 1.5, [1, 2]]):
         body = {"id": 'a "name"', "created": 7, "data": data, "usage": {"prompt_tokens": 3}}

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.db import in_db_thread
 from engine import LLM
-from engine.contract import protocol
-from engine.contract.io_processor import io_processor
-from engine.contract.protocol import PoolingInfo
-from inference.batches.dispatch import call_endpoint
-from inference.engine_client.queue_bound import Load
+from engine.contract import redis_keys
+from engine.contract.messages import PoolingInfo
+from engine.contract.plugins import io_processor
+from inference.api.batches.dispatch import call_endpoint
+from inference.engine_client.queue_limit import Load
 from inference.generation import background
-from inference.metrics.history import history
+from inference.metrics.recorder import history
+from metering import request_log_writer as writer
 from metering.models import RequestEntry
-from metering.requests import writer
-from metering.requests.note import read_note
+from metering.request_log import read_note
 from tenants import authentication
-from tenants.db_threads import in_db_thread
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
 from tests.inference.pooling.conftest import Serve
@@ -249,7 +249,7 @@ async def test_fault_27_a_lost_replicas_prompts_go_to_another(
         )
         await until(lambda: lost.state == "dead")
         async with serve("embed"):
-            await gateway.redis.delete(protocol.replica_key(lost.replica_id, gateway.prefix))
+            await gateway.redis.delete(redis_keys.replica_key(lost.replica_id, gateway.prefix))
             answer = await pending
     np.testing.assert_allclose(answer["data"][0]["embedding"], vectors[0], atol=1e-6)
     assert len(await gateway.usage()) == 1

@@ -9,7 +9,7 @@ import pytest
 from openai.types import ModerationCreateResponse
 
 from engine import LLM
-from inference.pooling.moderations import judged
+from inference.api.pooling.views import judged
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway
 from tests.inference.pooling.conftest import Serve

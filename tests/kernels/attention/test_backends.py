@@ -8,8 +8,9 @@ import types
 import pytest
 import torch
 
-from kernels.attention import flash, flex, infer, sdpa
-from kernels.attention.args import AttentionArgs, BlockSparse
+from kernels.attention import flash, flex, sdpa
+from kernels.attention import flashinfer as infer
+from kernels.attention_args import AttentionArgs, BlockSparse
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close

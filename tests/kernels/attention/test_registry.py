@@ -8,8 +8,8 @@ import importlib.util
 import pytest
 
 from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
-from kernels.attention.document import PAGE, page
 from kernels.attention.registry import BACKENDS, PRIORITY
+from tools.document import PAGE, page
 
 HOPPER = AttentionNeed(device="cuda", capability=90)
 CPU = AttentionNeed(device="cpu", dtype="fp32", kv_dtype="fp32")
@@ -87,4 +87,4 @@ def test_a_cache_of_the_activations_dtype_is_auto():
 
 
 def test_the_page_is_what_the_registry_says():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m kernels.attention.document"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tools.document"

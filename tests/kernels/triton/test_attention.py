@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs
-from kernels.triton.attention import merge_attention_states, paged_attention, tiles
-from kernels.triton.cases import paged
+from kernels.attention_args import AttentionArgs
+from kernels.triton.attention import merge_attention_states, paged_attention
+from kernels.triton.attention import tile_sizes as tiles
 from kernels.triton.launch import Target, watch
 from tests.kernels import oracle
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.tolerance import assert_close
+from tools.triton.cases import paged
 
 DECODES = [(1, 1), (1, 15), (1, 16), (1, 17), (0, 9), (2, 40)]
 #: Over 16 tokens a sequence: tiles of prompts, one that is full and some that have a bit more.

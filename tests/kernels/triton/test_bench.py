@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from kernels.bench.device_timing import GpuCeilings
-from kernels.bench.gpu import main, row_of, run
-from kernels.bench.gpu_case import GpuCase, compare
+from benchmarks.kernels.device_timing import GpuCeilings
+from benchmarks.kernels.gpu import main, row_of, run
+from benchmarks.kernels.gpu_case import GpuCase, compare
 from kernels.triton import launch
-from kernels.triton.attention.tiles import INTERPRETED
-from kernels.triton.tune import main as tune
+from kernels.triton.attention.tile_sizes import INTERPRETED
+from tools.triton.tune import main as tune
 
 
 def test_all_of_it_runs_in_small_and_agrees_with_the_reference():

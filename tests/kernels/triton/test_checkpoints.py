@@ -9,8 +9,6 @@ import torch
 
 import kernels
 from engine import LLM, SamplingParams
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import make_checkpoint
 from kernels.triton.quantized import GroupedExperts
 from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import make_mxfp4, make_pair
@@ -18,6 +16,8 @@ from tests.engine.checkpoints.test_formats import FORMATS, GREEDY, PROMPT, SCORE
 from tests.engine.checkpoints.test_models import GPTQ, split_experts
 from tests.engine.models import Oracle, make_model
 from tests.kernels.triton.sizes import FEW_HEADS
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 20, "max_model_len": 64,

@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from kernels.triton.report import ARCHITECTURES, PROCESSORS
+from tools.triton.report import ARCHITECTURES, PROCESSORS
 
 #: Of cases without a product of matrices.
 PLAIN = {
@@ -45,7 +45,7 @@ def runs_at_once(row: dict) -> bool:
 #: Several reports by one process: to import Triton takes seconds.
 REPORTS = """
 import json, sys
-from kernels.triton.report import main
+from tools.triton.report import main
 worst = 0
 for sys.argv in json.loads(sys.argv[1]):
     worst = max(worst, main())

@@ -7,7 +7,7 @@ import pytest
 import kernels
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.models.fused_experts import FusedExperts
+from engine.models.layers.moe import FusedExperts
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
 from tests.kernels.triton.sizes import FEW_HEADS

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.triton.launch import Target, watch
-from kernels.triton.quantized import quantised_linear, tiles
+from kernels.triton.quantized import quantised_linear
+from kernels.triton.quantized import tile_sizes as tiles
 
 HOPPER = Target(90, 132)
 

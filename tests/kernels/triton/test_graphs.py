@@ -21,14 +21,11 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.sampling.sampler import Sampler
 from engine.speculative import drafter
-from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher
-from engine.worker.cuda.drafted import draft_settings
-from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.graphs import AttentionBreaks
-from engine.worker.cuda.inputs import StaticInputs
-from engine.worker.cuda.modes import GraphMode, RuntimeMode
-from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import device_forward
+from engine.worker.gpu.graph_dispatcher import BatchDescriptor, Dispatcher, GraphMode, RuntimeMode
+from engine.worker.gpu.graphs import AttentionBreaks, DeviceForward
+from engine.worker.gpu.input_buffers import StaticInputs
+from engine.worker.gpu.model_runner import DeviceRunner, draft_settings
+from engine.worker.gpu.setup import device_forward
 from kernels.triton.launch import INTERPRETER, watch
 from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
 from tests.engine.models import Oracle, make_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton.grouped import align, fused_experts, route
-from kernels.triton.grouped.gemm import grouped_gemm
+from kernels.triton.moe import align, fused_experts, route
+from kernels.triton.moe.grouped_gemm import grouped_gemm
 from tests.kernels.tolerance import assert_close
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

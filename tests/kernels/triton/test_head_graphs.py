@@ -14,10 +14,9 @@ from engine import LLM, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.devices.device import RunnerParts
 from engine.sampling.sampler import Sampler
-from engine.worker.cuda.dispatcher import BatchDescriptor
-from engine.worker.cuda.modes import RuntimeMode
-from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import device_forward
+from engine.worker.gpu.graph_dispatcher import BatchDescriptor, RuntimeMode
+from engine.worker.gpu.model_runner import DeviceRunner
+from engine.worker.gpu.setup import device_forward
 from tests.engine.models import make_model
 from tests.engine.speculative import test_eagle, test_mtp
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts

@@ -14,15 +14,15 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _conver
 import kernels
 from engine import LLM
 from engine.contract.errors import ConfigError
-from engine.survey.one_result import Cut, Watch, run
-from kernels.attention.args import AttentionArgs
+from kernels.attention_args import AttentionArgs
 from kernels.triton.attention import paged_attention
-from kernels.triton.grouped import route
-from kernels.triton.invariant import InvariantTritonKernels
+from kernels.triton.batch_invariant import InvariantTritonKernels
+from kernels.triton.moe import route
 from tests.engine.models import make_model
 from tests.kernels import oracle
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.tolerance import assert_close
+from tests.survey.one_result import Cut, Watch, run
 
 Attention = Callable[..., Tensor]
 #: A chunk of a prompt whose keys go over several splits, a prompt, a decode, nothing.

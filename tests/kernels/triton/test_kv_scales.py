@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import kernels
 from engine import LLM
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.model_loader.loader import load_model, reload_model
-from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
+from engine.models.forward_context import AttentionContext
 from engine.models.kv_scales import calibrate, sample_tokens
-from engine.quantization.checkpoint.registry import find_format
+from engine.quantization.formats.registry import find_format
 from tests.engine.models import make_model
 
 FP8 = torch.float8_e4m3fn

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from kernels.attention.args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, LatentArgs
 from kernels.triton.attention import latent_attention
-from kernels.triton.heads import BatchedHeadLinears
-from kernels.triton.invariant import InvariantHeadLinears, InvariantLinear
+from kernels.triton.batch_invariant import InvariantHeadLinears, InvariantLinear
 from kernels.triton.launch import Target, watch
-from kernels.triton.linear import TorchLinear
+from kernels.triton.linear import BatchedHeadLinears, TorchLinear
 from kernels.triton.rope import rope_and_cache_latents
 from tests.kernels import oracle
 from tests.kernels.batches import Batch

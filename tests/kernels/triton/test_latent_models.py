@@ -10,14 +10,12 @@ import pytest
 
 import kernels
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from engine.models.decoder import NativeDecoder
-from engine.models.fused_experts import FusedExperts
-from engine.survey.recipes import RECIPES
-from engine.survey.tiny import Oracle, make_checkpoint
-from engine.worker.cuda.modes import GraphMode, RuntimeMode
-from engine.worker.cuda.setup import device_forward
+from engine.models.layers.moe import FusedExperts
+from engine.worker.gpu.graph_dispatcher import GraphMode, RuntimeMode
+from engine.worker.gpu.setup import device_forward
 from kernels.triton import TritonKernels
 from kernels.triton.quantized import GroupedExperts
 from tests.engine.lora.peft_oracle import make_adapter
@@ -25,6 +23,8 @@ from tests.engine.speculative import test_mtp
 from tests.engine.speculative.mtp_folders import with_drafts
 from tests.kernels.triton import test_head_graphs, test_lora_models
 from tests.kernels.triton.test_graphs import NotingRecorder, replayed
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import Oracle, make_checkpoint
 
 NAMES = [name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe]
 PROMPTS = [[9, 8, 7, 6, 5, 4, 3, 9, 8, 7], [60, 61]]

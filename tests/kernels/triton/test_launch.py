@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kernels.errors import KernelsUnavailable
-from kernels.triton.attention.tiles import TABLE, tile_for
-from kernels.triton.cases import paged
+from kernels.triton.attention.tile_sizes import TABLE, tile_for
 from kernels.triton.launch import Target, check_interpreter, watch
-from kernels.triton.sass import programs_a_processor, read
+from tools.triton.cases import paged
+from tools.triton.sass import programs_a_processor, read
 
 HOPPER = Target(90, 132)
 SASS = """

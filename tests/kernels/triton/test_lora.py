@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.lora import LoraPart, LoraWeights
-from kernels.lora_slots import LoraRows
+from kernels.lora import LoraPart, LoraRows, LoraWeights
 from kernels.triton.lora import TritonLoraSlots
 from tests.kernels.tolerance import assert_close
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights
-from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, HEAD
+from kernels.lora import EMBEDDING, EMBEDDING_ROWS, HEAD, EmbeddingWeights, LoraPart, LoraWeights
 from kernels.triton.lora import TritonLoraSlots
 from tests.kernels.tolerance import assert_close
 from tests.kernels.triton.test_lora import CPU, rows_of

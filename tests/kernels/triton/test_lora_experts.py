@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.fused_experts import FusedExperts
-from engine.models.layer_weights import MlpWeights
-from engine.models.spec import MoeSpec
-from kernels.experts import ExpertsOneByOne
+from engine.models.decoder_spec import MoeSpec
+from engine.models.layers.linear import MlpWeights
+from engine.models.layers.moe import FusedExperts
 from kernels.interface import ActivationSpec, ExpertLayers
-from kernels.lora import LoraPart, LoraWeights
-from kernels.lora_slots import EXPERTS, LoraRows, MixtureRows
+from kernels.lora import EXPERTS, LoraPart, LoraRows, LoraWeights, MixtureRows
+from kernels.moe import ExpertsOneByOne
 from kernels.triton import TritonKernels
 from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.quantized import GroupedExperts

@@ -15,9 +15,9 @@ from engine import LLM, LoRARequest, PoolingParams, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
-from engine.worker.cuda.adapter_heads import HeadRows
-from engine.worker.cuda.inputs import stage_all
-from engine.worker.step_logits import StepLogits
+from engine.worker.gpu.input_buffers import stage_all
+from engine.worker.gpu.model_runner import HeadRows
+from engine.worker.model_runner import StepLogits
 from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 from tests.engine.lora.test_experts import FAMILIES
 from tests.engine.lora.test_pooling import BESIDE, TARGETS, adapt

@@ -15,7 +15,7 @@ import torch
 
 from kernels.triton.attention.tile import E4M3_PAIRS, E5M2_PAIRS, INT8_PAIRS
 from kernels.triton.fp8 import E4M3_TO_BF16, E4M3_TO_F16
-from kernels.triton.quantized.products import (
+from kernels.triton.quantized.kernels import (
     HALVES_TO_BF16,
     HALVES_TO_BF16_LESS_8,
     HALVES_TO_F16,

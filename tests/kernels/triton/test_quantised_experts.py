@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.activations import gated_activation
-from kernels.experts import ExpertsOneByOne
 from kernels.interface import ActivationSpec, ExpertLayers
+from kernels.layers import gated_activation
+from kernels.moe import ExpertsOneByOne
 from kernels.triton import TritonKernels
-from kernels.triton.grouped import align
-from kernels.triton.invariant import InvariantTritonKernels
+from kernels.triton.batch_invariant import InvariantTritonKernels
+from kernels.triton.moe import align
 from kernels.triton.quantized import GroupedExperts
-from kernels.triton.quantized.experts import StackedLinear, stackable
 from kernels.triton.quantized.linear import Sorted
+from kernels.triton.quantized.moe import StackedLinear, stackable
 
 OPS = TritonKernels("cpu", "a test")
 HIDDEN, INNER = 48, 32

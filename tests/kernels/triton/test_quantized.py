@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.codes import Codes, Coding, decoded
 from kernels.interface import Integers
-from kernels.reference.quantization import dequantize
+from kernels.linear_factory import Codes, Coding, decoded
+from kernels.reference.linear import dequantize
 from kernels.triton import TritonKernels
-from kernels.triton.invariant import ROWS, InvariantTritonKernels
+from kernels.triton.batch_invariant import ROWS, InvariantTritonKernels
 from kernels.triton.launch import INTERPRETER, Target
-from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear, tiles
+from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear
+from kernels.triton.quantized import tile_sizes as tiles
 from kernels.triton.quantized.activations import round_groups, round_rows
-from kernels.triton.quantized.experts import stackable
+from kernels.triton.quantized.moe import stackable
 
 OPS = TritonKernels("cpu", "a test")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.contract.sampling_params import SamplingParams
 from engine.sampling import Sampler, SequenceSampling
 from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.token_mask import MaskedRows, pack, unpack
+from engine.sampling.token_bitmask import MaskedRows, pack, unpack
 from kernels.triton import TritonKernels
 from kernels.triton.launch import Target, watch
 from tests.engine.sampling import reference

@@ -10,7 +10,7 @@ import importlib
 import pytest
 import torch
 
-from kernels.logits import PenalisedRows, TokenTable
+from kernels.logit_edits import PenalisedRows, TokenTable
 from kernels.reference import sampling as reference
 from kernels.triton.launch import launch
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample, token_logprobs

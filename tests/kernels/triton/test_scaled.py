@@ -7,8 +7,8 @@ import torch
 
 from kernels.triton import TritonKernels
 from kernels.triton.launch import Target
-from kernels.triton.quantized import scaled
-from kernels.triton.quantized.scaled import MANY_ROWS, library_multiplies
+from kernels.triton.quantized import activations as scaled
+from kernels.triton.quantized.activations import MANY_ROWS, library_multiplies
 
 OPS = TritonKernels("cpu", "a test")
 BF16 = torch.bfloat16

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton.activation import gelu_and_mul, silu_and_mul
-from kernels.triton.norm import fused_add_rms_norm, rms_norm
+from kernels.triton.elementwise import fused_add_rms_norm, gelu_and_mul, rms_norm, silu_and_mul
 from tests.kernels import oracle
 from tests.kernels.test_activation import gated
 from tests.kernels.test_norm import DTYPES

@@ -7,7 +7,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from adapters.models import Adapter
-from tenants.commands import QuireCommand, find_tenant
+from common.commands import QuireCommand
+from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):

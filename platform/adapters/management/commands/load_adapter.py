@@ -8,11 +8,13 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from adapters import actions, work
+from adapters import actions
+from adapters import version_jobs as work
 from adapters.models import WORKING, AdapterVersion, VersionState
-from catalog.commands import find_model
+from catalog.cli import find_model
+from common.commands import QuireCommand
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):

@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from adapters import access, actions
-from adapters.commands import add_adapter_arguments, find_adapter
+from adapters.cli import add_adapter_arguments, find_adapter
+from common.commands import QuireCommand
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

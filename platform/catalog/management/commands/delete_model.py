@@ -5,9 +5,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from catalog import actions
-from catalog.commands import find_model
+from catalog.cli import find_model
+from common.commands import QuireCommand
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

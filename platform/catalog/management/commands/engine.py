@@ -9,12 +9,12 @@ from django.conf import settings
 from django.core.management.base import CommandParser
 
 from catalog import actions
-from catalog.engine_command import replica_command
-from catalog.engine_options import NAMED, given_settings
+from catalog.cli import NAMED, given_settings
+from catalog.engine_settings import replica_command
 from catalog.models import DesiredState, ServedModel
-from engine.contract.config import add_cli_args
+from common.commands import QuireCommand
+from engine.contract.engine_config import add_cli_args
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

@@ -4,7 +4,7 @@ from typing import Any
 
 from catalog import actions
 from catalog.models import DesiredState, ReplicaState, ServedModel
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
 
 
 class Command(QuireCommand):

@@ -7,12 +7,13 @@ from django.core.management.base import CommandParser
 from django.db import transaction
 
 from catalog import actions
-from catalog.engine_options import NAMED, given_settings
+from catalog.cli import NAMED, given_settings
 from catalog.models import ServedModel
-from catalog.wait import wait_until_ready
-from engine.contract.config import add_cli_args
+from catalog.rollout import wait_until_ready
+from common.commands import QuireCommand
+from engine.contract.engine_config import add_cli_args
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):

@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from catalog.commands import find_model
-from catalog.rolling import restart_replicas
+from catalog.cli import find_model
+from catalog.rollout import restart_replicas
+from common.commands import QuireCommand
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

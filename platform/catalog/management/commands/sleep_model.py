@@ -5,12 +5,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from catalog import actions
-from catalog.commands import find_model
+from catalog.cli import find_model
 from catalog.models import ReplicaState
-from catalog.wait import wait_for_state
-from engine.contract.protocol import SLEEP_LEVELS
+from catalog.rollout import wait_for_state
+from common.commands import QuireCommand
+from engine.contract.messages import SLEEP_LEVELS
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

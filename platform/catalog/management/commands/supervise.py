@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from catalog.supervisor import TICK_S, Supervisor
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
 
 
 class Command(QuireCommand):

@@ -5,10 +5,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from catalog import actions
-from catalog.commands import find_model
-from catalog.wait import wait_until_gone
+from catalog.cli import find_model
+from catalog.rollout import wait_until_gone
+from common.commands import QuireCommand
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

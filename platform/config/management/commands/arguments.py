@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.arguments_page import page
-from config.inventory_page import inventory
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
+from tools.docs.arguments_page import page
+from tools.docs.inventory_page import inventory
 
 
 class Command(QuireCommand):

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from config.bench_flags import WITH_ENGINE, add_forms
 from engine.contract.command_line import expanded
-from engine.contract.config import EngineConfig
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 
 
@@ -58,7 +58,7 @@ class Command(BaseCommand):
             raise CommandError(error.message) from error
 
     def _latency(self, options: dict[str, Any]) -> None:
-        from engine.bench import ceilings, offline
+        from benchmarks import ceilings, offline
 
         core = self._core(options)
         self._check_lengths(core, options["input_len"], options["output_len"])
@@ -80,7 +80,7 @@ class Command(BaseCommand):
         self._report(row, options)
 
     def _throughput(self, options: dict[str, Any]) -> None:
-        from engine.bench import ceilings, offline, workload
+        from benchmarks import ceilings, offline, workload
 
         core = self._core(options)
         self._check_lengths(core, options["input_len"][1], options["output_len"][1])
@@ -95,7 +95,7 @@ class Command(BaseCommand):
         self._report(row, options)
 
     def _serve(self, options: dict[str, Any]) -> None:
-        from engine.bench import http_load, workload
+        from benchmarks import http_load, workload
 
         url = urlsplit(options["url"])
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -132,7 +132,9 @@ class Command(BaseCommand):
                 self.stderr.write(f"  failed: {failure}")
 
     def _ablations(self, options: dict[str, Any]) -> None:
-        from engine.bench.ablations import loads, parts, turns
+        from benchmarks import compare as loads
+        from benchmarks import compare as parts
+        from benchmarks import compare as turns
 
         chosen = parts.chosen(options["only"], options["loads"])
         if options["list"]:
@@ -171,11 +173,11 @@ class Command(BaseCommand):
             self._keep(figures, options)
 
     def _kernels(self, options: dict[str, Any]) -> None:
-        from engine.bench import gpu
+        from benchmarks import gpu
 
         if not gpu.torch.cuda.is_available():
             raise CommandError(
-                "torch sees no CUDA device; `python -m kernels.bench` times the CPU's kernels."
+                "torch sees no CUDA device; `python -m benchmarks.kernels` times the CPU's kernels."
             )
         gpu.run_kernels(self.stdout.write)
 
@@ -218,7 +220,7 @@ class Command(BaseCommand):
         }
 
     def _report(self, row: dict[str, Any], options: dict[str, Any]) -> None:
-        from engine.bench.statistics import table
+        from benchmarks.statistics import table
 
         self.stdout.write(table(row))
         self._keep(row, options)

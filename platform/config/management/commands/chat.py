@@ -12,11 +12,9 @@ import httpx
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
-from config.chat.api import ApiError, ChatApi
-from config.chat.conversation import Conversation
-from config.chat.terminal import Terminal
-from config.up.banner import INSTANCE_FILE
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
+from common.files import INSTANCE_FILE
+from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal
 
 
 class Command(QuireCommand):

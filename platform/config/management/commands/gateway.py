@@ -11,17 +11,17 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
-from config.unknown_variables import unknown_variables
-from config.up.gateways import Gateways, listen, url_of, use_tls
-from config.up.given_keys import ensure_given_keys
+from common.commands import QuireCommand
+from common.settings import unknown_variables
+from config.embedded_redis import StartFailed, check_redis
+from config.up.first_run import ensure_given_keys
+from config.up.processes import Gateways, listen, url_of, use_tls
 from config.up.server_flags import (
     add_server_flags,
     check_server_flags,
     serve_options,
     use_server_flags,
 )
-from config.up.stack import StartFailed, check_redis
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

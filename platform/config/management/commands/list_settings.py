@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from config.in_force import in_force
-from config.unknown_variables import unknown_variables
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
+from common.effective_settings import in_force
+from common.settings import unknown_variables
 
 
 class Command(QuireCommand):

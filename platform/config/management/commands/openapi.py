@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
 from inference.openapi.document import generate
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

@@ -14,11 +14,11 @@ import httpx
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.engine_options import NAMED, given_settings
-from config.batch import BatchClient, NoServer, Totals, own_server
+from catalog.cli import NAMED, given_settings
+from common.commands import QuireCommand
+from config.batch_client import BatchClient, NoServer, Totals, own_server
 from config.management.commands.chat import find_server
-from engine.contract.config import add_cli_args
-from tenants.commands import QuireCommand
+from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):

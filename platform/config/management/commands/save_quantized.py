@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from catalog.engine_options import NAMED, given_settings
-from engine.contract.config import add_cli_args
-from tenants.commands import QuireCommand
+from catalog.cli import NAMED, given_settings
+from common.commands import QuireCommand
+from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):

@@ -12,31 +12,40 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.engine_options import NAMED, given_settings
+from catalog.cli import NAMED, given_settings
 from catalog.supervisor import Supervisor
-from config.datadir import make_private
-from config.embedded_redis import EmbeddedRedisError
-from config.unknown_variables import unknown_variables
-from config.up.adapters import ensure_adapters, still_checked
-from config.up.banner import INSTANCE_FILE, banner, write_ready_file
-from config.up.credentials import ensure_credentials
-from config.up.first_token import FirstToken
-from config.up.gateways import Gateways, listen, url_of, use_tls
-from config.up.given_keys import check_given_keys, ensure_given_keys, given_in_environment
-from config.up.lock import InUse, exclusive
-from config.up.models import ensure_model
-from config.up.own_certificate import show_own_certificate
+from common.commands import QuireCommand
+from common.files import INSTANCE_FILE, make_private
+from common.settings import unknown_variables
+from config.embedded_redis import EmbeddedRedisError, StartFailed
+from config.up.banner import banner, write_ready_file
+from config.up.first_run import (
+    check_given_keys,
+    ensure_adapters,
+    ensure_credentials,
+    ensure_given_keys,
+    ensure_model,
+    given_in_environment,
+    still_checked,
+)
+from config.up.processes import FirstToken, Gateways, listen, show_own_certificate, url_of, use_tls
 from config.up.server_flags import (
     add_server_flags,
     check_server_flags,
     serve_options,
     use_server_flags,
 )
-from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
-from config.up.workers import kept_task_worker, kept_workers
-from engine.contract.config import add_cli_args
+from config.up.stack import (
+    InUse,
+    ModelFailed,
+    Stack,
+    Stopped,
+    exclusive,
+    kept_task_worker,
+    kept_workers,
+)
+from engine.contract.engine_config import add_cli_args
 from metering.drain import Drainer
-from tenants.commands import QuireCommand
 
 logger = logging.getLogger("quire.up")
 

@@ -17,15 +17,15 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.processes import die_with_parent
+from common.commands import QuireCommand
+from common.task_queue import hint
 from config.celery import app
+from config.embedded_redis import StartFailed, check_redis
 from config.queues import PROCESS_QUEUES, THREAD_QUEUES, THREADS
-from config.quick_exit import end_within, serving
-from config.up.stack import StartFailed, check_redis
+from config.shutdown import end_within, serving
 from inference.tracing import trace_as
-from tenants.commands import QuireCommand
-from tenants.work import hint
 
-SCHEDULER = "config.steady_beat:SteadyScheduler"
+SCHEDULER = "config.celery:SteadyScheduler"
 #: Less than `manage.py up` and service managers wait. What isn't given back by then is taken over
 #: like a killed worker's.
 ENDS_WITHIN_S = 12.0
@@ -37,8 +37,8 @@ class Command(QuireCommand):
     needs_database = False
     help = (
         "Run a worker for batches, background responses and scheduled tasks. Several workers can "
-        "run; they take over each other's jobs. Webhooks, mails, the identity provider and cleaning "
-        "up need a second one: --queues delivery,identity,maintenance."
+        "run; they take over each other's jobs. Webhooks, mails, the identity provider and "
+        "cleaning up need a second one: --queues delivery,identity,maintenance."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

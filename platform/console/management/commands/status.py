@@ -7,12 +7,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
+from catalog.live_status import live_replicas, model_state, state_of
 from catalog.models import DesiredState, ServedModel
-from console.replicas import live_replicas, model_state, state_of
-from engine.contract.protocol import Heartbeat
-from metering.redis_clients import sync_client
+from common.commands import QuireCommand
+from engine.contract.messages import Heartbeat
+from metering.redis_scripts import sync_client
 from metering.settlement import spool_key
-from tenants.commands import QuireCommand
 from tenants.redaction import without_credentials
 
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")

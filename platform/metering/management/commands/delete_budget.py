@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand
 from metering import actions
 from metering.models import Budget
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

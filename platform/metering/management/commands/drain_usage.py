@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
 from metering.drain import CLAIM_AFTER_MS, drain_once
-from metering.redis_clients import sync_client
-from tenants.commands import QuireCommand
+from metering.redis_scripts import sync_client
 
 
 class Command(QuireCommand):

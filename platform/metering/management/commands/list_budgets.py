@@ -4,10 +4,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
+from metering.budgets import BudgetState, access_budgets, states_of
 from metering.money import amount_text
-from metering.spending import BudgetState, access_budgets, states_of
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import find_tenant
 from tenants.models import Tenant
 
 

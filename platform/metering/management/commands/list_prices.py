@@ -5,8 +5,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandParser
 
-from metering.spending import access_prices
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
+from metering.budgets import access_prices
 
 
 class Command(QuireCommand):

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand
 from metering.reconciliation import MOST_DAYS, Findings, reconcile
-from metering.redis_clients import sync_client
-from tenants.commands import QuireCommand
+from metering.redis_scripts import sync_client
 
 #: Ids that are printed at most.
 SHOWN = 20

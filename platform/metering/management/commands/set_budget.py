@@ -4,12 +4,12 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from adapters.names import names_for, warning
+from adapters.access import names_for, warning
+from common.commands import QuireCommand
 from metering import actions
 from metering.models import Period
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import KEY_HELP, find_key
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import KEY_HELP, find_key, find_tenant
 
 
 class Command(QuireCommand):

@@ -4,11 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from adapters.names import priced_names, warning
+from adapters.access import priced_names, warning
+from common.commands import QuireCommand, parse_expiry
 from metering import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import parse_expiry
-from tenants.commands import QuireCommand
 
 
 class Command(QuireCommand):

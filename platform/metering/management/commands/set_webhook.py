@@ -4,9 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
 from metering import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import find_tenant
 
 
 class Command(QuireCommand):

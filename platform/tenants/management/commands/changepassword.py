@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import find_user
+from tenants.cli import find_user
 
 TRIES = 3
 

@@ -4,10 +4,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from tenants import actions, scopes
+from common.commands import QuireCommand, comma_list, parse_expiry
+from tenants import actions
+from tenants import api_keys as scopes
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import comma_list, parse_expiry
-from tenants.commands import QuireCommand, find_account, find_tenant
+from tenants.cli import find_account, find_tenant
 
 
 class Command(QuireCommand):

@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import add_limit_options, limits_of
-from tenants.commands import QuireCommand
+from tenants.cli import add_limit_options, limits_of
 from tenants.models import User
 
 

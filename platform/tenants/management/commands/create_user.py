@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand, read_password
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, read_password
 
 
 class Command(QuireCommand):

@@ -5,10 +5,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_tenant
-from tenants.export import export_file
+from tenants.cli import find_tenant
+from tenants.tenant_data import export_file
 
 
 class Command(QuireCommand):

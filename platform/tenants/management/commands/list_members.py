@@ -4,7 +4,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from tenants.commands import QuireCommand, find_tenant
+from common.commands import QuireCommand
+from tenants.cli import find_tenant
 from tenants.models import Membership
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
 from tenants.models import Tenant
 
 HEAD = ("TENANT", "NAME", "STATE", "WEIGHT", "KV CACHE", "REQUESTS/MIN", "TOKENS/MIN", "KEYS")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tenants.commands import QuireCommand
+from common.commands import QuireCommand
 from tenants.models import User
 
 

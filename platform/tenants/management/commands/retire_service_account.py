@@ -4,9 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_account, find_tenant
+from tenants.cli import find_account, find_tenant
 
 
 class Command(QuireCommand):

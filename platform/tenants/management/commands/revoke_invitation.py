@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand
 from tenants.models import Invitation
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand, parse_span
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import KEY_HELP, find_key, parse_span
-from tenants.commands import QuireCommand
+from tenants.cli import KEY_HELP, find_key
 
 
 class Command(QuireCommand):

@@ -4,9 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, add_role_option, find_tenant, find_user
+from tenants.cli import add_role_option, find_tenant, find_user
 from tenants.models import Membership
 
 

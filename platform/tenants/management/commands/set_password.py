@@ -4,9 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.commands import QuireCommand, read_password
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.commands import QuireCommand, find_user, read_password
+from tenants.cli import find_user
 
 
 class Command(QuireCommand):

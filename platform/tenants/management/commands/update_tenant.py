@@ -5,10 +5,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import transaction
 
+from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import add_limit_options, limits_of
-from tenants.commands import QuireCommand, find_tenant
+from tenants.cli import add_limit_options, find_tenant, limits_of
 
 
 class Command(QuireCommand):

@@ -8,7 +8,7 @@ import kernels
 from engine.devices import CacheNeed, Device, RunnerParts
 from engine.sampling.sampler import Sampler
 from engine.worker.interface import Runner
-from engine.worker.runner import ModelRunner
+from engine.worker.model_runner import ModelRunner
 from kernels import KernelSet
 
 

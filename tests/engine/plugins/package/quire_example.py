@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.contract.io_processor import IOProcessor, PooledPrompt
-from engine.contract.lora_request import LoRARequest
-from engine.contract.lora_resolver import LoRAResolver
+from engine.contract.lora import LoRARequest
+from engine.contract.plugins import IOProcessor, LoRAResolver, PooledPrompt
 from engine.contract.replica_state import EngineStats
-from engine.contract.stat_logger import StatLogger
+from engine.contract.stat_loggers import StatLogger
 
 
 def register() -> None:

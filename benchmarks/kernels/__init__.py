@@ -1,0 +1,1 @@
+"""Times the kernels beside torch: `python -m benchmarks.kernels`."""

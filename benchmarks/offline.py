@@ -1,0 +1,153 @@
+"""Latency and throughput of the engine in this process, without gateway or Redis."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from benchmarks.ceilings import Ceilings
+from benchmarks.statistics import percentile, spread_ms
+from benchmarks.workload import Job, random_jobs
+from engine.contract.messages import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+
+
+def run_jobs(
+    core: EngineCore,
+    jobs: list[Job],
+    *,
+    at_once: int | None = None,
+    temperature: float = 0,
+    top_p: float = 1,
+) -> dict[str, Any]:
+    """Run all jobs, EOS ignored. Returns seconds, TTFTs, ITLs and step times.
+
+    With `at_once` so many are in flight and others follow; by default all begin together.
+    """
+    start = time.perf_counter()
+    left = deque(enumerate(jobs))
+    added: dict[str, float] = {}
+    last: dict[str, float] = {}
+    ttft: list[float] = []
+    itl: list[float] = []
+    steps: list[float] = []
+
+    def add() -> None:
+        index, job = left.popleft()
+        sampling = SamplingParams(
+            temperature=temperature, top_p=top_p, max_tokens=job.output_tokens, ignore_eos=True
+        )
+        core.add_request(
+            EngineRequest(
+                request_id=str(index),
+                gateway_id="",
+                prompt_token_ids=job.prompt_token_ids,
+                sampling=sampling,
+            )
+        )
+        added[str(index)] = start if at_once is None else time.perf_counter()
+
+    while left or core.has_work:
+        while left and (at_once is None or len(added) < at_once):
+            add()
+        began = time.perf_counter()
+        deltas = core.step()
+        now = time.perf_counter()
+        steps.append(now - began)
+        for delta in deltas:
+            before = last.get(delta.request_id)
+            begun = added[delta.request_id]
+            (ttft if before is None else itl).append(now - (before or begun))
+            last[delta.request_id] = now
+            if delta.finish_reason is not None:
+                del added[delta.request_id]
+    return {
+        "seconds": time.perf_counter() - start,
+        "ttft": ttft,
+        "itl": itl,
+        "steps": steps,
+    }
+
+
+def latency(
+    core: EngineCore,
+    ceilings: Ceilings,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
+    repeats: int,
+    warmups: int = 1,
+) -> dict[str, Any]:
+    """Time of one batch from submission to last token, and its decode speed.
+
+    `decode_bandwidth_percent` is the weights and KV that every decode step must read, over the time
+    that the steps took, against the measured read bandwidth.
+    """
+    vocab = core.facts.vocab_size
+    totals: list[float] = []
+    decode: list[float] = []
+    ttft: list[float] = []
+    itl: list[float] = []
+    for seed in range(repeats + warmups):
+        core.reset_prefix_cache()
+        lengths = (input_len, input_len), (output_len, output_len)
+        found = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
+        if seed < warmups:
+            continue
+        totals.append(found["seconds"])
+        ttft += found["ttft"]
+        itl += found["itl"]
+        decode.append(percentile(found["itl"], 50))
+    step = percentile(decode, 50)
+    kv = core.capacity.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
+    moved = core.facts.decode_bytes + kv
+    return {
+        "benchmark": "latency",
+        "batch_size": batch_size,
+        "input_len": input_len,
+        "output_len": output_len,
+        "repeats": repeats,
+        **spread_ms("latency", totals),
+        **spread_ms("ttft", ttft),
+        **spread_ms("itl", itl),
+        "output_tok_s": round(batch_size * output_len / percentile(totals, 50), 2),
+        "decode_step_p50_ms": round(step * 1000, 3),
+        "decode_tok_s": round(batch_size / step, 2),
+        "decode_gb_s": round(moved / step / 1e9, 2),
+        "read_bandwidth_gb_s": round(ceilings.read_bandwidth / 1e9, 2),
+        "decode_bandwidth_percent": round(100 * moved / step / ceilings.read_bandwidth, 1),
+    }
+
+
+def throughput(
+    core: EngineCore,
+    ceilings: Ceilings,
+    jobs: list[Job],
+) -> dict[str, Any]:
+    """All jobs at once: tokens/s, and the arithmetic against the measured matrix-product rate."""
+    warm = random_jobs(2, core.facts.vocab_size, (16, 16), (4, 4), seed=1)
+    run_jobs(core, warm)
+    core.reset_prefix_cache()
+    found = run_jobs(core, jobs)
+    prompt = sum(len(job.prompt_token_ids) for job in jobs)
+    output = sum(job.output_tokens for job in jobs)
+    seconds = found["seconds"]
+    flops = 2 * core.facts.num_parameters * (prompt + output)
+    return {
+        "benchmark": "throughput",
+        "requests": len(jobs),
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "seconds": round(seconds, 3),
+        "requests_s": round(len(jobs) / seconds, 2),
+        "output_tok_s": round(output / seconds, 1),
+        "total_tok_s": round((prompt + output) / seconds, 1),
+        "gflop_s": round(flops / seconds / 1e9, 1),
+        "sgemm_gflop_s": round(ceilings.sgemm_flops / 1e9, 1),
+        "sgemm_percent": round(100 * flops / seconds / ceilings.sgemm_flops, 1),
+        **spread_ms("ttft", found["ttft"]),
+        **spread_ms("itl", found["itl"]),
+        **spread_ms("step", found["steps"]),
+    }

@@ -1,0 +1,128 @@
+"""A fail-over of Redis: a second server follows the first, takes its place, and gives it back.
+
+Clients know one address, a Unix socket; it's renamed to whoever is the primary. Connections that
+are there stay with the server that they had, which is a replica from then on, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from catalog.processes import spawn
+from chaos.instance import holds
+from config import embedded_redis
+from engine.system.redis_client import sync_client
+
+HOST = "127.0.0.1"
+#: How long the second server is the primary.
+OTHER_S = 3.0
+#: Until a server answers, or has the other's last write.
+WITHIN_S, LOOK_S = 30.0, 0.02
+
+
+@dataclass
+class _Server:
+    """One of the two. `way`: a path that leads to it whatever the address does."""
+
+    way: Path
+    client: redis.Redis
+    port: int
+
+    @property
+    def role(self) -> str:
+        """As it says: "master" or "slave"."""
+        return str(self.client.info("replication")["role"])
+
+
+async def fail_over_and_back(address: Path) -> None:
+    """The server at `address` becomes a replica of another one, which takes the address; and back.
+
+    Both times the primary takes no writes until the other has them all, as with `FAILOVER`, with
+    Sentinels that are told to, and at providers' maintenance. Raises TimeoutError, RedisError.
+    """
+    first = _server(address, "first")
+    try:
+        await asyncio.to_thread(_listen, first)
+        async with _second(address) as second:
+            try:
+                await asyncio.to_thread(second.client.replicaof, HOST, first.port)
+                await _hand_over(first, second)
+                _point(address, second)
+                await asyncio.sleep(OTHER_S)
+                await _hand_over(second, first)
+            finally:
+                await asyncio.to_thread(first.client.execute_command, "REPLICAOF", "NO", "ONE")
+                _point(address, first)
+    finally:
+        await asyncio.to_thread(first.client.config_set, "port", 0)
+        first.client.close()
+        first.way.unlink()
+
+
+def _server(path: Path, name: str) -> _Server:
+    way = path.with_name(f"{name}.way")
+    os.link(path, way)
+    with socket.create_server((HOST, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return _Server(way, sync_client(f"unix://{way}"), port)
+
+
+def _point(address: Path, server: _Server) -> None:
+    """Who connects from now on comes to this server."""
+    new = address.with_name("new.way")
+    os.link(server.way, new)
+    os.replace(new, address)
+
+
+def _listen(server: _Server) -> None:
+    server.client.config_set("bind", HOST)
+    server.client.config_set("port", server.port)
+    server.client.config_set("repl-diskless-sync-delay", 0)
+
+
+@asynccontextmanager
+async def _second(address: Path) -> AsyncIterator[_Server]:
+    """A server that keeps nothing, beside the first one's socket."""
+    path = address.with_name("second.sock")
+    with tempfile.TemporaryDirectory(prefix="q-") as folder:
+        process = spawn(
+            embedded_redis.command(embedded_redis.find_server(), Path(folder), path, persist=False),
+            name="second redis",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            await holds(lambda: embedded_redis.answers(f"unix://{path}"), WITHIN_S)
+            server = _server(path, "second")
+            try:
+                await asyncio.to_thread(_listen, server)
+                yield server
+            finally:
+                server.client.close()
+                server.way.unlink()
+        finally:
+            await asyncio.to_thread(process.stop, 5)
+            path.unlink(missing_ok=True)
+
+
+async def _hand_over(old: _Server, new: _Server) -> None:
+    """The replica `new` becomes the primary, and `old` its replica; no write is lost."""
+    await holds(lambda: _follows(new, old), WITHIN_S, LOOK_S)
+    to = ("FAILOVER", "TO", HOST, new.port, "TIMEOUT", int(1000 * WITHIN_S))
+    await asyncio.to_thread(old.client.execute_command, *to)
+    await holds(lambda: [old.role, new.role] == ["slave", "master"], WITHIN_S, LOOK_S)
+
+
+def _follows(new: _Server, old: _Server) -> bool:
+    told = old.client.info("replication").get("slave0", {})
+    return new.role == "slave" and told.get("state") == "online"

@@ -1,0 +1,242 @@
+"""What is done to the instance. Each fault returns when it's over and healing can begin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.ending import to_its_end
+from chaos.failover import fail_over_and_back
+from chaos.instance import Instance, command_line, holds
+from chaos.kinds import ADAPTER, OTHER_ADAPTER
+from config.connections import socket_path, socket_url
+from engine.system.redis_client import sync_client
+
+Harm = Callable[[Instance, random.Random], Awaitable[None]]
+#: How long a wire is cut, Redis stands still or is read-only, a disk is full, a database away.
+CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
+#: How far the clock is set back, and how long nothing else is done then.
+BACK_S, USED_TO_S = 3600, 5.0
+#: What must be found and ended by whoever looks after it, within so long.
+FOUND_WITHIN_S = 15.0
+#: A drained process ends its streams first.
+DRAINED_WITHIN_S = 60.0
+#: Speculation: from a tenant's own texts, which repeat here.
+DRAFTS = {"method": "suffix"}
+#: What the admin's form does.
+_NEW_SETTINGS = """
+from catalog import actions
+from catalog.models import ServedModel
+from tenants.actors import COMMAND_LINE
+model = ServedModel.objects.get(name={model!r})
+settings = {{**model.settings, **{settings!r}}}
+settings = {{name: value for name, value in settings.items() if value is not None}}
+actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
+"""
+
+
+#: Turns of an adapter's name in a row, and seconds between them: gateways look it up every two.
+TURNS, TURNED_EVERY_S = 10, 0.8
+#: What the console's buttons do. The second version is checked once, in a process of its own.
+_TURN = """
+import time
+from django.core.management import call_command
+from adapters import actions
+from adapters.models import Adapter, AdapterAlias
+from adapters.store import content_path
+from tenants.actors import COMMAND_LINE
+rows = Adapter.objects.filter(tenant=None, served_model__name={model!r})
+turned, other = rows.get(name={name!r}), rows.get(name={other!r}).versions.get(number=1)
+if not turned.versions.filter(digest=other.digest).exists():
+    options = {{"model": {model!r}, "name": turned.name, "no_promote": True}}
+    call_command("load_adapter", str(content_path(other.digest)), **options)
+for turn in range({turns}):
+    if turn % 2:
+        alias = AdapterAlias.objects.get(adapter=turned, name=turned.name)
+        actions.rollback(actor=COMMAND_LINE, alias=alias)
+    else:
+        version = turned.versions.get(digest=other.digest)
+        actions.promote(actor=COMMAND_LINE, version=version)
+    time.sleep({every})
+"""
+
+
+class NotFound(Exception):
+    """Nobody looked after what was frozen or drained: the message says what."""
+
+
+def _signal(what: str, number: signal.Signals, within_s: float = FOUND_WITHIN_S) -> Harm:
+    """One process gets a signal; over when the process has ended."""
+
+    async def harm(instance: Instance, rng: random.Random) -> None:
+        pid = rng.choice(instance.pids(what))
+        os.kill(pid, number)
+        try:
+            await _gone(pid, within_s)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise NotFound(
+                f"a {what} with {number.name} was there {within_s:.0f} s later"
+            ) from None
+
+    return harm
+
+
+async def _gone(pid: int, within_s: float) -> None:
+    await holds(lambda: not command_line(pid), within_s, every_s=0.05)
+
+
+async def kill_all_replicas(instance: Instance, rng: random.Random) -> None:
+    """Of every model, at once."""
+    pids = instance.pids("replica")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        await _gone(pid, FOUND_WITHIN_S)
+
+
+async def cut_off(instance: Instance, rng: random.Random) -> None:
+    """A replica whose network is away for some seconds."""
+    pid = rng.choice(instance.pids("replica"))
+    instance.relay.cut(pid)
+    await asyncio.sleep(CUT_S)
+    instance.relay.mend(pid)
+
+
+async def roll(instance: Instance, rng: random.Random) -> None:
+    """Changed settings: every replica of the model is replaced, perhaps by one with drafts."""
+    drafts = rng.choice([None, DRAFTS])
+    settings = {"max_num_seqs": rng.randint(40, 4000), "speculative_config": drafts}
+    await change_settings(instance, settings)
+
+
+async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
+    """Until no replica of the model has the old ones; None: the default. Raises `NotFound`."""
+    before = set(instance.pids("replica"))
+    program = _NEW_SETTINGS.format(model=instance.model, settings=settings)
+    await asyncio.to_thread(instance.manage, "shell", "-c", program)
+
+    def replaced() -> bool:
+        return len(before & set(instance.pids("replica"))) == 1  # the pooling model's stays
+
+    try:
+        await holds(replaced, 2 * DRAINED_WITHIN_S)
+    except TimeoutError:
+        raise NotFound("replicas weren't replaced after their settings had changed") from None
+
+
+async def turn_adapter(instance: Instance, rng: random.Random) -> None:
+    """A name leads to other weights and back, time and again: promotions and rollbacks."""
+    program = _TURN.format(
+        model=instance.model,
+        name=ADAPTER,
+        other=OTHER_ADAPTER,
+        turns=TURNS,
+        every=TURNED_EVERY_S,
+    )
+    await asyncio.to_thread(instance.manage, "shell", "-c", program)
+
+
+async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None:
+    """Redis doesn't answer, and goes on where it was."""
+    (pid,) = instance.pids("redis")
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(STILL_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+async def refuse_writes(instance: Instance, rng: random.Random) -> None:
+    """Redis answers writes with READONLY, as a primary does that was just made a replica."""
+    with sync_client(socket_url(instance.data_dir)) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            await asyncio.sleep(STILL_S)
+        finally:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+async def fail_over(instance: Instance, rng: random.Random) -> None:
+    """Another server becomes the primary and takes the address, and then the first again."""
+    await fail_over_and_back(socket_path(instance.data_dir))
+
+
+async def cut_connections(instance: Instance, rng: random.Random) -> None:
+    """All connections to Redis break at once."""
+    with sync_client(socket_url(instance.data_dir)) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+async def fill_disk(instance: Instance, rng: random.Random) -> None:
+    """No byte is left for the database, Redis, files."""
+    await to_its_end(instance.disk.fill)
+    await asyncio.sleep(FULL_S)
+    await asyncio.to_thread(instance.disk.empty)
+
+
+async def stop_database_for_a_while(instance: Instance, rng: random.Random) -> None:
+    """PostgreSQL is gone, and comes back with what it had committed."""
+    await to_its_end(instance.database.stop)
+    await asyncio.sleep(AWAY_S)
+    await to_its_end(instance.database.start)
+
+
+async def set_clock_back(instance: Instance, rng: random.Random) -> None:
+    """It's an hour earlier for all processes at once, and stays so."""
+    instance.clock.shift(-BACK_S)
+    await asyncio.sleep(USED_TO_S)
+
+
+FAULTS: dict[str, Harm] = {
+    "replica killed": _signal("replica", signal.SIGKILL),
+    "replica frozen": _signal("replica", signal.SIGSTOP),
+    "replica drained": _signal("replica", signal.SIGTERM, DRAINED_WITHIN_S),
+    "replica cut off": cut_off,
+    "all replicas killed": kill_all_replicas,
+    "settings changed": roll,
+    "adapter turned": turn_adapter,
+    "gateway killed": _signal("gateway", signal.SIGKILL),
+    "gateway frozen": _signal("gateway", signal.SIGSTOP),
+    "gateway drained": _signal("gateway", signal.SIGTERM, DRAINED_WITHIN_S),
+    "worker killed": _signal("worker", signal.SIGKILL),
+    "worker frozen": _signal("worker", signal.SIGSTOP),
+    "worker drained": _signal("worker", signal.SIGTERM, DRAINED_WITHIN_S),
+    "Redis killed": _signal("redis", signal.SIGKILL),
+    "Redis stands still": stop_redis_for_a_while,
+    "Redis read-only": refuse_writes,
+    "Redis fails over": fail_over,
+    "connections to Redis cut": cut_connections,
+    "database away": stop_database_for_a_while,
+    "clock an hour back": set_clock_back,
+    "disk full": fill_disk,
+}
+DISK, CLOCK, DATABASE = "disk full", "clock an hour back", "database away"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault of the plan. `rng` chooses the victim, `after_s` is how long it's calm before."""
+
+    name: str
+    after_s: float
+    rng: random.Random
+
+
+def plan(seed: int, names: list[str]) -> Iterator[Planned]:
+    """Faults without end, the same for a seed: all of them in each round, in another order."""
+    rng = random.Random(seed)
+    while True:
+        for name in rng.sample(names, len(names)):
+            victim = random.Random(rng.getrandbits(32))
+            yield Planned(name, rng.uniform(0.5, 2.5), victim)
+
+
+def impossible(instance: Instance) -> dict[str, str]:
+    """The faults that can't be done here, and why."""
+    found = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
+    found[DATABASE] = instance.database.why_not
+    return {name: why for name, why in found.items() if why}

@@ -1,0 +1,308 @@
+"""The instance that is harmed: `manage.py up` in a temporary folder, and its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+from django.conf import settings
+
+from catalog.processes import die_with_parent
+from chaos import behind_relay
+from chaos.clock import Clock
+from chaos.database import Database, File, NoDatabase, PostgreSQL
+from chaos.disk import Disk
+from chaos.ending import MARK, end_all, to_its_end
+from chaos.kinds import ADAPTER, OTHER_ADAPTER, POOLING_MODEL
+from chaos.relay import Relay
+from config.connections import socket_path, socket_url
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import Heartbeat
+from engine.system.redis_client import sync_client
+
+REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
+ADAPTERS = {ADAPTER, OTHER_ADAPTER}
+START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
+#: What a process's command line has, by what it is.
+MARKS = {
+    "replica": "engine.serving",
+    "gateway": "config.serve",
+    "worker": "manage.py\0worker\0--queues\0jobs",
+    "redis": "redis.sock",
+}
+_DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
+
+
+class StartFailed(RuntimeError):
+    """The instance doesn't serve: the message is the end of its log."""
+
+
+class NotEnded(RuntimeError):
+    """All went well until the instance was told to end."""
+
+
+@dataclass
+class Instance:
+    """One that runs."""
+
+    url: str
+    api_key: str
+    model: str
+    data_dir: Path
+    disk: Disk
+    clock: Clock
+    database: Database
+    relay: Relay
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def pids(self, what: str) -> list[int]:
+        """Its processes of one of `MARKS`, the oldest first."""
+        mark = MARKS[what].encode()
+        return [pid for pid in children(self.process.pid) if mark in command_line(pid)]
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Of all replicas."""
+        with sync_client(socket_url(self.data_dir), timeout_s=2) as client:
+            ids = [one.decode() for one in client.smembers(redis_keys.replicas_key())]
+            found = client.mget([redis_keys.replica_key(one) for one in sorted(ids)]) if ids else []
+        return [protocol.decode_heartbeat(data) for data in found if data is not None]
+
+    def whole(self) -> bool:
+        """Whether all processes are there and all replicas are ready."""
+        try:
+            beats = self.heartbeats()
+        except redis.RedisError:
+            return False
+        alive = {beat.pid for beat in beats if beat.state == "ready"}
+        here = self.pids("replica")
+        others = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
+        return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, WORKERS, 1]
+
+    def served(self) -> set[str]:
+        """What clients can ask every gateway for: models, and adapters that were checked."""
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        found = []
+        for _ in range(4 * GATEWAYS):  # each by a connection of its own, at whichever gateway
+            got = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
+            found.append({model["id"].rpartition(":")[2] for model in got.json()["data"]})
+        return set.intersection(*found)
+
+    def manage(self, *arguments: str) -> str:
+        """Run a command on its data; what it prints. Raises `StartFailed` with its words."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=settings.BASE_DIR,
+            env=environment(self.data_dir, **self.database.environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        if done.returncode:
+            raise StartFailed(f"{arguments}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def environment(data_dir: Path, **more: str) -> dict[str, str]:
+    """This process's, without what points to another instance."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _DROPPED and not name.startswith("QUIRE_")
+    }
+    return kept | {MARK: str(data_dir), "TMPDIR": str(data_dir.parent)} | more
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started, the oldest first."""
+    found: list[int] = []
+    try:
+        for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+            found += map(int, (task / "children").read_text().split())
+    except OSError:  # it ended meanwhile
+        return sorted(found)
+    return sorted(found)
+
+
+def command_line(pid: int) -> bytes:
+    """Its arguments, each with a NUL behind it; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@asynccontextmanager
+async def running(
+    log: Path | None = None, *, postgresql: bool = False, clock: bool = False
+) -> AsyncIterator[Instance]:
+    """An instance with two replicas, gateways and workers, and a model for pooling.
+
+    `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
+    can be set. Raises: `StartFailed`, `NotEnded`. However the block ends, nothing of it stays.
+    """
+    async with (
+        _disk() as disk,
+        _database(disk, postgresql=postgresql) as database,
+        _relay(disk.folder.parent, disk) as relay,
+    ):
+        wall = Clock(disk.folder.parent, wanted=clock)
+        async with _started(disk, wall, database, relay, log) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _disk() -> AsyncIterator[Disk]:
+    """In a temporary folder, which is the instance's for all else too."""
+    folder = Path(tempfile.mkdtemp(prefix="quire-chaos-"))
+    try:
+        if not socket_path(folder / "data").is_relative_to(folder):
+            raise StartFailed(f"{folder} is too long for sockets: set TMPDIR to a shorter one.")
+        disk = Disk(folder / "data")
+        try:
+            yield disk
+        finally:
+            disk.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _database(disk: Disk, *, postgresql: bool) -> AsyncIterator[Database]:
+    made: list[Database] = []
+    try:
+        if postgresql:
+            await to_its_end(lambda: made.append(PostgreSQL()))
+        else:
+            made.append(File(disk.folder))
+        yield made[0]
+    except NoDatabase as error:
+        raise StartFailed(str(error)) from error
+    finally:
+        for database in made:
+            database.close()
+
+
+@asynccontextmanager
+async def _relay(folder: Path, disk: Disk) -> AsyncIterator[Relay]:
+    relay = Relay(folder / "relay.sock", socket_path(disk.folder))
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+@asynccontextmanager
+async def _started(
+    disk: Disk, clock: Clock, database: Database, relay: Relay, log: Path | None
+) -> AsyncIterator[Instance]:
+    """Let it end by itself when all went well; else its processes are killed."""
+    log = log or disk.folder.parent / "up.log"
+    ready = disk.folder.parent / "ready.json"
+    process = _up(disk, clock.environment | database.environment, relay, ready, log)
+    try:
+        told = await _await_ready(process, ready, log)
+        names = ("url", "api_key", "model")
+        found = Instance(
+            **{name: told[name] for name in names},
+            data_dir=disk.folder,
+            disk=disk,
+            clock=clock,
+            database=database,
+            relay=relay,
+            log=log,
+            process=process,
+        )
+        await asyncio.to_thread(_load_pooling_model, found)
+        await until(found.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
+        await until(lambda: found.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log)
+        yield found
+        process.terminate()
+        try:
+            await holds(lambda: process.poll() is not None, STOP_TIMEOUT_S)
+        except TimeoutError:
+            raise NotEnded(f"the instance was there {STOP_TIMEOUT_S:.0f} s after SIGTERM") from None
+    finally:
+        end_all(disk.folder)
+        process.wait()
+
+
+def _told(ready: Path, log: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(ready.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StartFailed(tail(log)) from None
+    return found
+
+
+def _up(
+    disk: Disk, more: dict[str, str], relay: Relay, ready: Path, log: Path
+) -> subprocess.Popen[bytes]:
+    """The process of the whole instance."""
+    flags = ["--replicas", str(REPLICAS), "--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
+    command = ",".join([sys.executable, behind_relay.__file__])
+    more |= {behind_relay.NAME: f"unix://{relay.path}", "QUIRE_ENGINE_COMMAND": command}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "manage.py", "up", "--port", "0", "--ready-file", str(ready)),
+                *("--data-dir", str(disk.folder), *flags),
+            ],
+            cwd=settings.BASE_DIR,
+            env=environment(disk.folder, **more),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+
+
+def _load_pooling_model(instance: Instance) -> None:
+    source = str(settings.QUIRE["DEMO_MODEL"])
+    instance.manage("load_model", source, "--name", POOLING_MODEL, "--runner=pooling")
+
+
+async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:
+    def ended() -> bool:
+        return ready.exists() or process.poll() is not None
+
+    await until(ended, START_TIMEOUT_S, "no start", log)
+    return await asyncio.to_thread(_told, ready, log)
+
+
+async def until(condition: Callable[[], bool], limit_s: float, what: str, log: Path) -> None:
+    """Wait until it holds. Raises `StartFailed`."""
+    try:
+        await holds(condition, limit_s, every_s=0.2)
+    except TimeoutError:
+        raise StartFailed(f"{what} within {limit_s:.0f} s:\n{tail(log)}") from None
+
+
+async def holds(condition: Callable[[], bool], limit_s: float, every_s: float = 0.1) -> None:
+    """Return when it holds; it's asked in a thread. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        for _ in itertools.count():
+            if await asyncio.to_thread(condition):
+                return
+            await asyncio.sleep(every_s)
+
+
+def tail(log: Path, most: int = 4000) -> str:
+    """The end of a log."""
+    return log.read_text(encoding="utf-8", errors="replace")[-most:].strip()

@@ -1,0 +1,87 @@
+"""Replicas killed at random moments under streams of every kind, each of which must be the same."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.client import Client
+from chaos.instance import Instance, command_line, holds
+from chaos.kinds import KINDS, STREAM
+from chaos.run import HEALED_WITHIN_S, Run, Turn, Window
+from engine.contract.messages import Heartbeat
+
+#: Seconds between two kills, at the mean: they come at any moment, some right after the other.
+MEAN_S = 2.0
+FAULT = "replica killed"
+STREAMED = [name for name, kind in KINDS.items() if kind.how == STREAM]
+
+
+class Kills(Run):
+    """So many kills of ready replicas, under so many streams, every second one greedy.
+
+    Args:
+        max_tokens: of a stream. Streams that end before the last kill are asked for again.
+    """
+
+    def __init__(
+        self, kills: int, streams: int, max_tokens: int, seed: int,
+        note: Callable[[str], None], log: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(seed, note, log)
+        self._kills, self._streams, self.max_tokens = kills, streams, max_tokens
+
+    def _turns(self) -> list[Turn]:
+        kinds = itertools.cycle(STREAMED)
+        found = []
+        for place, kind in zip(range(self._streams), kinds, strict=False):
+            found.append([(kind, place // len(STREAMED) * 2 + place % 2)])
+        return found
+
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """Kill by kill; nothing has healed before the next one comes."""
+        rng = random.Random(self._seed)
+        while len(self._outcome.windows) < self._kills:
+            await asyncio.sleep(rng.expovariate(1 / MEAN_S))
+            await holds(lambda: bool(_victims(instance)), HEALED_WITHIN_S, every_s=0.02)
+            victims = await asyncio.to_thread(_victims, instance)
+            busy = [beat for beat in victims if beat.stats.num_requests_running]
+            if victims and _kill((victim := rng.choice(busy or victims)).pid):
+                now, running = time.monotonic(), victim.stats.num_requests_running
+                self._outcome.windows.append(Window(FAULT, now, now, running, len(self._open)))
+                self._note(
+                    f"kill {len(self._outcome.windows)}, which told of {running} sequences, "
+                    f"beside {len(self._open)} streams"
+                )
+
+    async def _compare(self, instance: Instance, before: set[str]) -> None:
+        await super()._compare(instance, before)
+        if not any(window.running or window.open for window in self._outcome.windows):
+            self._problem("no replica had anything to do when it was killed")
+        broken = sum(request.answer.breaks for request in self._outcome.requests)
+        if broken:
+            self._problem(f"{broken} connections broke, though no gateway was harmed")
+
+
+def _victims(instance: Instance) -> list[Heartbeat]:
+    """The replicas that streams are at; none while no other one serves or loads: what has not even
+    begun to load may need longer than streams wait.
+    """
+    mine = [beat for beat in instance.heartbeats() if beat.model.name == instance.model]
+    alive = [beat for beat in mine if command_line(beat.pid)]
+    return [beat for beat in alive if beat.state == "ready"] if len(alive) > 1 else []
+
+
+def _kill(pid: int) -> bool:
+    """Whether there was something to kill: a heartbeat outlives its process for a while."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""The table of a run: fault x kind of request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chaos.faults import FAULTS
+from chaos.kinds import KINDS
+from chaos.run import Outcome, Request, Window
+
+
+@dataclass
+class Cell:
+    """What became of the requests of a kind that ran beside a fault."""
+
+    count: int = 0
+    lost: int = 0
+    doubled: int = 0
+    changed: int = 0
+    pause: float = 0.0
+
+    def text(self) -> str:
+        """`12: 1.3 s` where nobody was hurt."""
+        if not self.count:
+            return ""
+        hurt = [
+            f"{count} {what}"
+            for what in ("lost", "doubled", "changed")
+            if (count := getattr(self, what))
+        ]
+        return f"{self.count}: {', '.join([*hurt, f'{self.pause:.1f} s'])}"
+
+
+@dataclass
+class Totals:
+    """Of the whole run, faults or none."""
+
+    requests: int
+    lost: int
+    doubled: int
+    changed: int
+    faults: int
+
+    @property
+    def hurt(self) -> int:
+        """How many weren't served as without faults."""
+        return self.lost + self.doubled + self.changed
+
+
+def totals(outcome: Outcome) -> Totals:
+    """Each request once."""
+    cell = _cell(outcome, outcome.requests)
+    return Totals(cell.count, cell.lost, cell.doubled, cell.changed, len(outcome.windows))
+
+
+def passed(outcome: Outcome) -> bool:
+    """Whether nobody was hurt, and everything was looked after."""
+    return not (totals(outcome).hurt or outcome.difference.tokens or outcome.problems)
+
+
+def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
+    """(fault, kind) -> what became of the requests that ran at some time of the fault's."""
+    return {
+        (fault, kind): _cell(
+            outcome,
+            [
+                request
+                for request in outcome.requests
+                if request.asked.kind == kind
+                and any(_beside(request, w) for w in outcome.windows if w.fault == fault)
+            ],
+        )
+        for fault in FAULTS
+        for kind in KINDS
+    }
+
+
+def table(outcome: Outcome) -> str:
+    """Markdown."""
+    found = cells(outcome)
+    kinds = [kind for kind in KINDS if any(found[fault, kind].count for fault in FAULTS)]
+    lines = ["| fault | times | " + " | ".join(kinds) + " |", "|---|---|" + "---|" * len(kinds)]
+    for fault in FAULTS:
+        times = sum(window.fault == fault for window in outcome.windows)
+        if fault in outcome.skipped:
+            lines.append(f"| {fault} | skipped | " + " | ".join("" for _ in kinds) + " |")
+        elif times:
+            row = " | ".join(found[fault, kind].text() for kind in kinds)
+            lines.append(f"| {fault} | {times} | {row} |")
+    return "\n".join(lines)
+
+
+def summary(outcome: Outcome) -> str:
+    """One line for each of the things that must be zero."""
+    found, ledger = totals(outcome), outcome.difference
+    lines = [
+        f"{found.requests} requests beside {found.faults} faults: "
+        f"{found.lost} lost, {found.doubled} doubled, {found.changed} changed.",
+        f"Ledger: {ledger.billed} tokens in {ledger.rows} rows; clients received "
+        f"{ledger.received}. Difference: {ledger.tokens}.",
+    ]
+    lines += [f"Skipped: {fault} ({why})." for fault, why in outcome.skipped.items()]
+    return "\n".join([*lines, *outcome.problems])
+
+
+def _beside(request: Request, window: Window) -> bool:
+    return request.began <= window.ended and request.ended >= window.began
+
+
+def _cell(outcome: Outcome, requests: Iterable[Request]) -> Cell:
+    cell = Cell()
+    for request in requests:
+        cell.count += 1
+        cell.lost += bool(request.answer.lost)
+        cell.doubled += bool(request.answer.doubled)
+        cell.changed += bool(outcome.changed(request))
+        cell.pause = max(cell.pause, outcome.pause(request))
+    return cell

@@ -1,0 +1,268 @@
+"""The run: load of every kind, one fault after another, and what became of each request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from chaos import faults, ledger
+from chaos.answer import Answer
+from chaos.client import Client, clients
+from chaos.instance import Instance, NotEnded, holds, running, until
+from chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
+from chaos.ledger import Difference
+
+#: Of each kind.
+VARIANTS = 2
+#: Kinds and numbers that one client asks for in turn.
+Turn = list[tuple[str, int]]
+#: Until all is whole again after a fault, what was asked before has ended, the ledger agrees.
+HEALED_WITHIN_S, ENDED_WITHIN_S, SETTLED_WITHIN_S = 120.0, 200.0, 60.0
+
+
+@dataclass
+class Request:
+    """One request of the run. Times are `time.monotonic()`."""
+
+    asked: Asked
+    began: float
+    ended: float = 0.0
+    answer: Answer = field(default_factory=Answer)
+
+
+@dataclass
+class Window:
+    """One fault: from its beginning until all was whole again.
+
+    Attributes:
+        running: sequences that a killed replica had, as it last told, half a second ago at most.
+        open: requests that clients waited for when it was killed.
+    """
+
+    fault: str
+    began: float
+    ended: float = 0.0
+    running: int = 0
+    open: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        expected: what was answered without any fault. turned: the same by the weights that the
+            adapter's name is turned to.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    expected: dict[tuple[str, int], Request] = field(default_factory=dict)
+    turned: dict[tuple[str, int], Request] = field(default_factory=dict)
+    difference: Difference = field(default_factory=Difference)
+    skipped: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def changed(self, request: Request) -> str:
+        """What is another in its answer than without faults, by the same weights; "": nothing."""
+        place = request.asked.kind, request.asked.number
+        calm, other = self.expected[place], self.turned.get(place)
+        if other is not None and other.answer.digests == request.answer.digests:
+            calm = other
+        return "" if request.answer.lost else calm.answer.differs(request.answer)
+
+    def pause(self, request: Request) -> float:
+        """Seconds for which its client got nothing; for what comes at once: more than usual."""
+        if request.asked.about.how == STREAM:
+            return request.answer.longest
+        calm = self.expected[request.asked.kind, request.asked.number]
+        return max(0.0, request.answer.longest - calm.answer.longest)
+
+
+class Run(ABC):
+    """One run: what is asked, and what is done meanwhile, say those that derive from it.
+
+    Args:
+        note: told of what happens. log: where the instance's log stays. postgresql: its rows lie
+            there instead of in SQLite. clock: its processes have one that can be set.
+    """
+
+    max_tokens: int
+
+    def __init__(
+        self, seed: int, note: Callable[[str], None], log: Path | None = None, *,
+        postgresql: bool = False, clock: bool = False,
+    ) -> None:  # fmt: skip
+        self._log, self._seed, self._note = log, seed, note
+        self._made = {"postgresql": postgresql, "clock": clock}
+        self._outcome = Outcome()
+        self._stopping = asyncio.Event()
+        self._open: set[int] = set()
+
+    @abstractmethod
+    def _turns(self) -> list[Turn]:
+        """Of the clients, each of which asks until the harm is done."""
+
+    @abstractmethod
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """Do it."""
+
+    async def run(self) -> Outcome:
+        """Start an instance, harm it, end it. Raises `StartFailed`."""
+        self._note("Starting an instance ...")
+        try:
+            async with (
+                running(self._log, **self._made) as instance,
+                clients(instance.url, instance.api_key) as client,
+            ):
+                await self.run_on(instance, client)
+        except NotEnded as problem:
+            self._problem(str(problem))
+        return self._outcome
+
+    async def run_on(self, instance: Instance, client: Client) -> Outcome:
+        """Harm an instance that runs."""
+        await self._undisturbed(instance, client)
+        before = await asyncio.to_thread(ledger.read, instance.database)
+        load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
+        try:
+            await self._harm(instance, client)
+            self._stopping.set()
+            await asyncio.gather(*load)
+        finally:  # who was told to stop, or failed, waits for no answer
+            self._stopping.set()
+            for task in load:
+                task.cancel()
+            await asyncio.gather(*load, return_exceptions=True)
+        await self._compare(instance, set(before))
+        return self._outcome
+
+    async def _undisturbed(self, instance: Instance, client: Client) -> None:
+        self._note("Asking everything once, undisturbed ...")
+
+        async def one(turn: Turn) -> None:
+            for kind, number in turn:
+                asked = asked_of(kind, number, instance.model, self.max_tokens)
+                self._outcome.expected[kind, number] = await _calm(client, asked)
+                if asked.about.adapter:
+                    other = f"{instance.model}:{OTHER_ADAPTER}"
+                    asked = replace(asked, body={**asked.body, "model": other})
+                    self._outcome.turned[kind, number] = await _calm(client, asked)
+
+        async with asyncio.TaskGroup() as group:
+            for turn in self._turns():
+                group.create_task(one(turn))
+        await asyncio.sleep(3)  # its rows reach the ledger
+
+    async def _load(self, client: Client, turn: Turn) -> None:
+        """One request of a turn after another."""
+        for kind, number in itertools.cycle(turn):
+            if self._stopping.is_set():
+                return
+            request = Request(self._outcome.expected[kind, number].asked, time.monotonic())
+            self._open.add(id(request))
+            try:
+                await _fulfil(client, request)
+            finally:
+                self._open.discard(id(request))
+                self._outcome.requests.append(request)
+            if request.answer.lost:
+                self._note(f"  lost: {kind}: {request.answer.lost}")
+            elif differs := self._outcome.changed(request):
+                self._note(f"  changed: {kind} {number}: {differs}")
+
+    def _problem(self, text: str) -> None:
+        self._outcome.problems.append(text)
+        self._note(f"  {text}")
+
+    async def _compare(self, instance: Instance, before: set[str]) -> None:
+        """The ledger agrees within the time that settling what dead processes left takes."""
+        answers = [request.answer for request in self._outcome.requests]
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            rows = await asyncio.to_thread(ledger.read, instance.database)
+            new = [row for name, row in rows.items() if name not in before]
+            self._outcome.difference = ledger.compare(new, answers)
+            if not self._outcome.difference.tokens or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(1)
+
+
+class Faults(Run):
+    """Every kind of request, beside one fault of every kind after another."""
+
+    max_tokens = 120
+
+    def __init__(
+        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None,
+        names: Collection[str] = faults.FAULTS.keys(), *, postgresql: bool = False,
+    ) -> None:  # fmt: skip
+        clock = faults.CLOCK in names
+        super().__init__(seed, note, log, postgresql=postgresql, clock=clock)
+        self._seconds, self._names = minutes * 60, set(names)
+
+    def _turns(self) -> list[Turn]:
+        asked = [kind for kind in KINDS if kind not in UNDER_KILLS]
+        return [[(kind, number) for number in range(VARIANTS)] for kind in asked]
+
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """One fault after another, until the time is over."""
+        impossible = faults.impossible(instance)
+        self._outcome.skipped = {name: impossible[name] for name in self._names & impossible.keys()}
+        names = [name for name in faults.FAULTS if name in self._names - impossible.keys()]
+        if not names:
+            self._problem("none of the faults can be done here")
+            return
+        end = time.monotonic() + self._seconds
+        for planned in faults.plan(self._seed, names):
+            await asyncio.sleep(planned.after_s)
+            if time.monotonic() > end:
+                return
+            window = Window(planned.name, time.monotonic())
+            self._outcome.windows.append(window)
+            try:
+                await faults.FAULTS[planned.name](instance, planned.rng)
+            except faults.NotFound as problem:
+                self._problem(f"{planned.name}: {problem}")
+            await until(instance.whole, HEALED_WITHIN_S, planned.name, instance.log)
+            try:
+                async with asyncio.timeout(HEALED_WITHIN_S):
+                    await client.healthy()
+            except TimeoutError:
+                self._problem(f"{planned.name}: not healthy {HEALED_WITHIN_S:.0f} s later")
+            window.ended = time.monotonic()
+            self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
+            await self._ended(set(self._open), planned.name)
+
+    async def _ended(self, requests: set[int], name: str) -> None:
+        """What ran beside the fault has ended, so that the next one isn't to blame for it."""
+        try:
+            await holds(lambda: not self._open & requests, ENDED_WITHIN_S)
+        except TimeoutError:
+            self._problem(f"{name}: requests still ran {ENDED_WITHIN_S:.0f} s later")
+
+
+async def _calm(client: Client, asked: Asked) -> Request:
+    """An answer without any fault, as it ought to be. Raises RuntimeError where it isn't."""
+    request = Request(asked, time.monotonic())
+    await _fulfil(client, request)
+    answer, about = request.answer, asked.about
+    if answer.lost:
+        raise RuntimeError(f"{asked.kind} without any fault: {answer.lost}")
+    if not all(getattr(choice, about.has) for choice in answer.choices.values()):
+        raise RuntimeError(f"{asked.kind} {asked.number} without any fault has no {about.has}.")
+    if about.stops and "stop" not in asked.body:
+        request = await _calm(client, stopping(asked, answer.choices[0].text))
+        if request.answer.choices[0].finish_reason != "stop":
+            raise RuntimeError(f"{asked.kind} {asked.number} didn't stop.")
+    return request
+
+
+async def _fulfil(client: Client, request: Request) -> None:
+    request.answer = await client.ask(request.asked)
+    request.ended = time.monotonic()

@@ -1,0 +1,1 @@
+"""A model's files: where they are and how their tensors are read."""

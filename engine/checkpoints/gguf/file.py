@@ -1,0 +1,433 @@
+"""The header of a GGUF file: metadata, and where its tensors lie. Torch-free.
+
+A file is written by anyone: every count is held against the bytes that are left before anything is
+made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from engine.checkpoints.gguf.names import FAMILIES, GGUFFamily
+from engine.checkpoints.safetensors import MappedFile
+from engine.contract.errors import ModelLoadError
+
+# -- ggml's types of tensors: how many values a block holds, and in how many bytes. Torch-free.
+
+
+class Block(NamedTuple):
+    """A type. Floats are blocks of one value."""
+
+    name: str
+    values: int
+    nbytes: int
+
+
+F32, F16, BF16 = 0, 1, 30
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 2, 3, 6, 7, 8
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = 10, 11, 12, 13, 14
+IQ4_NL, IQ4_XS, MXFP4 = 20, 23, 39
+
+BLOCKS = {
+    F32: Block("F32", 1, 4),
+    F16: Block("F16", 1, 2),
+    Q4_0: Block("Q4_0", 32, 18),
+    Q4_1: Block("Q4_1", 32, 20),
+    Q5_0: Block("Q5_0", 32, 22),
+    Q5_1: Block("Q5_1", 32, 24),
+    Q8_0: Block("Q8_0", 32, 34),
+    Q2_K: Block("Q2_K", 256, 84),
+    Q3_K: Block("Q3_K", 256, 110),
+    Q4_K: Block("Q4_K", 256, 144),
+    Q5_K: Block("Q5_K", 256, 176),
+    Q6_K: Block("Q6_K", 256, 210),
+    IQ4_NL: Block("IQ4_NL", 32, 18),
+    IQ4_XS: Block("IQ4_XS", 256, 136),
+    MXFP4: Block("MXFP4", 32, 17),
+    BF16: Block("BF16", 1, 2),
+}
+"""Those that are read, by ggml's number."""
+
+_OTHERS = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0",
+}  # fmt: skip
+
+
+def name_of(kind: int) -> str:
+    """ggml's name of a type."""
+    known = BLOCKS.get(kind)
+    return known.name if known else _OTHERS.get(kind, f"type {kind}")
+
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST_DIMENSIONS = 4
+#: Strings of all arrays together: the largest vocabularies have a quarter of a million, and as many
+#: merges again.
+_MOST_STRINGS = 1 << 23
+_MOST_STRING_BYTES = 1 << 26
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1",
+    10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+"""Types of metadata values, as numpy spells them."""
+
+
+class Buffer(Protocol):
+    """What the file is read from: bytes, or a mapping of it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies.
+
+    Attributes:
+        shape: outermost dimension first.
+        kind: ggml's number of its type.
+        offset: from the file's beginning, in bytes.
+        nbytes: what it takes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Metadata by key (arrays are lists of str or numpy arrays), and tensors by name."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(buffer: Buffer) -> Header:
+    """Raises `ModelLoadError` for anything but a sound GGUF file of version 2 or 3."""
+    cursor = _Cursor(buffer)
+    if cursor.take(4) != _MAGIC:
+        raise broken("it doesn't begin with GGUF")
+    version = cursor.number("<u4")
+    if version not in _VERSIONS:
+        raise broken(f"its version is {version}; {_VERSIONS} are read")
+    num_tensors, num_values = cursor.number("<u8"), cursor.number("<u8")
+    metadata: dict[str, Any] = {}
+    cursor.check_count(num_values, 13)
+    for _ in range(num_values):
+        key = cursor.string()
+        if key in metadata:
+            raise broken(f"{key} is given twice")
+        metadata[key] = cursor.value(cursor.number("<u4"))
+    cursor.check_count(num_tensors, 25)
+    found = [_tensor(cursor) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise broken(f"general.alignment is {alignment!r}, which is no power of two")
+    start = -(-cursor.at // alignment) * alignment
+    return Header(metadata, _placed(found, start, alignment, len(buffer)))
+
+
+def broken(what: str) -> ModelLoadError:
+    """The error of a file that isn't sound."""
+    return ModelLoadError(f"This is no sound GGUF file: {what}.", param="model")
+
+
+def _tensor(cursor: _Cursor) -> TensorInfo:
+    """A tensor with its offset from the data's start."""
+    name = cursor.string()
+    dimensions = cursor.number("<u4")
+    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        raise broken(f"{name!r} has {dimensions} dimensions")
+    sizes = [cursor.number("<u8") for _ in range(dimensions)]
+    kind, offset = cursor.number("<u4"), cursor.number("<u8")
+    block = BLOCKS.get(kind)
+    if block is None:
+        known = ", ".join(entry.name for entry in BLOCKS.values())
+        raise ModelLoadError(
+            f"{name!r} is kept as {name_of(kind)}, which isn't supported. Known: {known}.",
+            param="model",
+        )
+    if sizes[0] % block.values or not all(sizes):
+        raise broken(f"{name!r} {sizes} has no whole blocks of {block.values}")
+    nbytes = math.prod(sizes) // block.values * block.nbytes
+    return TensorInfo(name, tuple(reversed(sizes)), kind, offset, nbytes)
+
+
+def _placed(
+    found: list[TensorInfo], start: int, alignment: int, size: int
+) -> dict[str, TensorInfo]:
+    """Tensors by name, offsets from the file's start. They lie within it and apart."""
+    tensors: dict[str, TensorInfo] = {}
+    end = start
+    for info in sorted(found, key=lambda info: info.offset):
+        at = start + info.offset
+        if info.offset % alignment or at < end or at + info.nbytes > size:
+            raise broken(
+                f"{info.name!r} ({info.nbytes} bytes at {at}) overlaps another tensor, isn't "
+                f"aligned or lies outside of the file's {size} bytes"
+            )
+        if info.name in tensors:
+            raise broken(f"{info.name!r} is there twice")
+        tensors[info.name] = TensorInfo(info.name, info.shape, info.kind, at, info.nbytes)
+        end = at + info.nbytes
+    return tensors
+
+
+class _Cursor:
+    """Reads on from where it is, never past the end."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer, self._size = buffer, len(buffer)
+        self.at = 0
+        self._strings_left = _MOST_STRINGS
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        self.check_count(count, 1)
+        self.at += count
+        return self._buffer[self.at - count : self.at]
+
+    def check_count(self, count: int, least: int) -> None:
+        """Raise unless `count` things of at least `least` bytes may follow."""
+        if count * least > self._size - self.at:
+            raise broken(f"at byte {self.at} it promises more than its {self._size} bytes hold")
+
+    def number(self, kind: str) -> Any:
+        """One number."""
+        code = {"<u1": "<B", "<u4": "<I", "<u8": "<Q"}.get(kind)
+        if code is not None:
+            return struct.unpack(code, self.take(int(kind[2])))[0]
+        return np.frombuffer(self.take(int(kind[2])), kind)[0].item()
+
+    def string(self) -> str:
+        """One string; bytes that are no UTF-8 are replaced."""
+        count = self.number("<u8")
+        if count > _MOST_STRING_BYTES:
+            raise broken(f"a string of {count} bytes")
+        return self.take(count).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        """One metadata value."""
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _NUMBERS:
+            raise broken(f"a value of the unknown type {kind}")
+        number = self.number(_NUMBERS[kind])
+        return bool(number) if kind == _BOOL else number
+
+    def _array(self) -> list[str] | np.ndarray:
+        kind, count = self.number("<u4"), self.number("<u8")
+        if kind == _STRING:
+            self.check_count(count, 8)
+            self._strings_left -= count
+            if self._strings_left < 0:
+                raise broken(f"more than {_MOST_STRINGS} strings")
+            return [self.string() for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise broken(f"an array of type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        self.check_count(count, dtype.itemsize)
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+
+# -- A GGUF file's metadata, each value checked as it's read. Torch-free.
+
+
+class Metadata:
+    """Values of a file's own architecture, with their types checked."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.architecture = architecture_of(header)
+        self.family: GGUFFamily = FAMILIES[self.architecture]
+
+    def number(self, key: str, default: Any = None) -> Any:
+        """A number. Raises `ModelLoadError` if it's none, or absent without a default."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}", default)
+        if value is None:
+            raise ModelLoadError(f"The file lacks {self.architecture}.{key}.", param="model")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ModelLoadError(
+                f"{self.architecture}.{key} must be a number, not {shown(value)}.", param="model"
+            )
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number of things: at least 1. Raises as `number`."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise ModelLoadError(
+                f"{self.architecture}.{key} must be from 1 to 2^31 - 1, not {shown(value)}.",
+                param="model",
+            )
+        return value
+
+    def optional(self, key: str) -> Any:
+        """A number, or None where there is none."""
+        whole = f"{self.architecture}.{key}"
+        return self.number(key) if whole in self.header.metadata else None
+
+    def text(self, key: str) -> str:
+        """A string, "" where there is none."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}", "")
+        return value if isinstance(value, str) else ""
+
+    def flags(self, key: str, count: int) -> list[bool] | None:
+        """So many of true or false, one a layer; None where there are none."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}")
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or value.shape != (count,):
+            raise ModelLoadError(
+                f"{self.architecture}.{key} must be a list of {count}, not {shown(value)}.",
+                param="model",
+            )
+        return [bool(flag) for flag in value]
+
+    def counts(self, key: str, layers: int) -> list[int] | None:
+        """So many whole numbers that aren't negative, one a layer; None: there's no such list."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}")
+        if not isinstance(value, np.ndarray):
+            return None
+        if value.shape != (layers,) or value.dtype.kind not in "iu" or int(value.min()) < 0:
+            raise ModelLoadError(
+                f"{self.architecture}.{key} must be a list of {layers} counts, not {shown(value)}.",
+                param="model",
+            )
+        return [int(number) for number in value]
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return tensor in self.header.tensors
+
+
+def architecture_of(header: Header) -> str:
+    """Raises `ModelLoadError` for one that isn't read."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ModelLoadError(
+            f"GGUF files of the architecture {shown(name)} aren't supported. "
+            f"Known: {', '.join(FAMILIES)}.",
+            param="model",
+        )
+    return name
+
+
+def heads_of(header: Header) -> tuple[int, int]:
+    """Query heads, and key/value heads."""
+    values = Metadata(header)
+    heads, key = values.count("attention.head_count"), "attention.head_count_kv"
+    if not values.family.states:
+        return heads, values.count(key, heads)
+    # Layers that carry a state have none.
+    by_layer = values.counts(key, values.count("block_count"))
+    if by_layer is None:
+        return heads, values.count(key, heads)
+    kinds = set(by_layer) - {0}
+    if len(kinds) > 1:
+        raise ModelLoadError(
+            f"{values.architecture}.{key}: layers of different numbers aren't supported.",
+            param="model",
+        )
+    return heads, kinds.pop() if kinds else heads
+
+
+def shown(value: Any) -> str:
+    """A value of the file, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# -- The files of one model: llama.cpp splits large ones, the metadata in the first.
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of the model that `path` is a part of, in order; itself where it's whole.
+
+    Raises `ModelLoadError` when one of them is missing.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, _, count = match.groups()
+    named = [f"{stem}-{part:05}-of-{count}.gguf" for part in range(1, int(count) + 1)]
+    found = [path.with_name(name) for name in named]
+    missing = [part.name for part in found if not part.is_file()]
+    if missing or path not in found:
+        raise ModelLoadError(
+            f"{path} is a part of a model whose file {(missing or [path.name])[0]} isn't there.",
+            param="model",
+        )
+    return found
+
+
+class GGUFFiles:
+    """A model's files, mapped, and their headers as one.
+
+    Raises `ModelLoadError` for files that aren't sound, or aren't parts of one model.
+
+    Attributes:
+        header: metadata of the first file, tensors of all.
+        size: bytes of all files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files = [MappedFile(part) for part in parts_of(path)]
+        headers = [read_header(file.buffer) for file in self._files]
+        self._part_of: dict[str, int] = {}
+        tensors: dict[str, TensorInfo] = {}
+        for part, header in enumerate(headers):
+            _check_part(header, part, len(headers))
+            twice = tensors.keys() & header.tensors.keys()
+            if twice:
+                raise broken(f"{min(twice)!r} is in two of its parts")
+            tensors |= header.tensors
+            self._part_of |= dict.fromkeys(header.tensors, part)
+        self.header = Header(headers[0].metadata, tensors)
+
+    def file_of(self, tensor: str) -> MappedFile:
+        """The file that a tensor lies in."""
+        return self._files[self._part_of[tensor]]
+
+    def bytes_of(self, tensor: str) -> bytes:
+        """A copy of a tensor's bytes."""
+        info = self.header.tensors[tensor]
+        return self.file_of(tensor).buffer[info.offset : info.offset + info.nbytes]
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+        for file in self._files:
+            file.release()
+
+
+def _check_part(header: Header, part: int, count: int) -> None:
+    said = header.metadata.get("split.count", 0)
+    if not isinstance(said, int):
+        raise broken("split.count is no number")
+    number = header.metadata.get("split.no")
+    number = number if isinstance(number, int) else None
+    if (count > 1 or said) and (said, number) != (count, part):
+        if count == 1 and said == 1:
+            return
+        raise broken(f"it is part {number} of {said}, and not part {part} of {count}")

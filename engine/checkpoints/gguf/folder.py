@@ -1,0 +1,95 @@
+"""A GGUF file as a model folder: config.json, tokenizer and all, but for the weights.
+
+What a file says beside its weights is written to the cache once, in the form that the engine and
+the gateways read of any model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoints.gguf.config import make_config
+from engine.checkpoints.gguf.file import GGUFFiles, parts_of
+from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
+from engine.contract.errors import ModelLoadError
+from engine.text.tokenizer_folder import cache_dir
+
+SUFFIX = ".gguf"
+_SOURCE = "source.json"
+#: Of the form that is written; files of another one are written anew.
+_FORM = 2
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that a path names: itself, or the only model of a folder without config.json.
+
+    Of a model in several parts the first.
+    """
+    if path.is_file() and path.suffix == SUFFIX:
+        return parts_of(path)[0]
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if not files:
+        return None
+    parts = parts_of(files[0])
+    if set(files) != set(parts):
+        raise ModelLoadError(
+            f"{path} holds {len(files)} GGUF files: name one of them.", param="model"
+        )
+    return parts[0]
+
+
+def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
+    """The folder of a GGUF file, made where it isn't there yet.
+
+    Raises `ModelLoadError` for a file that isn't sound, or that holds what isn't supported.
+    """
+    path = path.resolve()
+    target = cache_dir() / "gguf" / _identity(path, with_tokenizer)
+    if (target / _SOURCE).exists():
+        return target
+    files = GGUFFiles(path)
+    header = files.header
+    config = make_config(header, files.bytes_of)
+    # Beside it first: another replica may be at the same file.
+    workplace = target.with_name(f"{target.name}.{os.getpid()}")
+    workplace.mkdir(parents=True, exist_ok=True)
+    if with_tokenizer:
+        make_tokenizer(header).save(str(workplace / "tokenizer.json"))
+        _write(workplace / "tokenizer_config.json", tokenizer_config(header))
+        _write(workplace / "generation_config.json", {"eos_token_id": eos_token_ids(header)})
+    _write(workplace / "config.json", config)
+    _write(workplace / _SOURCE, {"file": str(path)})
+    try:
+        workplace.rename(target)
+    except OSError:
+        if not (target / _SOURCE).exists():
+            raise
+        shutil.rmtree(workplace)  # the other replica was first
+    return target
+
+
+def source_of(folder: Path) -> Path | None:
+    """The GGUF file that a folder of `gguf_folder` was made from; None for other folders."""
+    path = folder / _SOURCE
+    if folder.parent != cache_dir() / "gguf" or not path.exists():
+        return None
+    return Path(json.loads(path.read_text(encoding="utf-8"))["file"])
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _identity(path: Path, with_tokenizer: bool) -> str:
+    """Changes with the path, and with the files' sizes and times."""
+    parts = [str(path), str(with_tokenizer), str(_FORM)]
+    for stat in (part.stat() for part in parts_of(path)):
+        parts += [str(stat.st_size), str(stat.st_mtime_ns)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

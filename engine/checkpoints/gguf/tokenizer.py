@@ -1,0 +1,251 @@
+"""A GGUF file's tokenizer as tokenizer.json and tokenizer_config.json. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from engine.checkpoints.gguf.file import Header, broken
+from engine.contract.errors import ModelLoadError
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "gpt2": _GPT2,
+    "phi-2": _GPT2,
+    "olmo": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "dbrx": _LLAMA3,
+    "glm4": _LLAMA3,
+    "chatglm-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+    "stablelm2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": _O200K,
+    "command-r": _GPT2,
+    "starcoder": _GPT2,
+    "refact": _GPT2,
+    "smollm": _GPT2,
+}
+"""tokenizer.ggml.pre -> how text is cut before BPE."""
+#: Texts in these are brought to Unicode's composed form.
+_NORMALIZED = ("qwen2", "deepseek-r1-qwen", "command-r", "stablelm2")
+#: These cut digits apart first.
+_DIGITS = ("command-r", "starcoder", "refact", "smollm")
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
+
+
+class Vocabulary:
+    """The tokens of a file."""
+
+    def __init__(self, header: Header) -> None:
+        self._metadata = header.metadata
+        self.tokens = self._strings("tokens")
+        if not self.tokens:
+            raise broken("it has no tokenizer.ggml.tokens")
+        kinds = self._metadata.get("tokenizer.ggml.token_type")
+        self.kinds = [1] * len(self.tokens) if kinds is None else self._numbers(kinds, int)
+        if len(self.kinds) != len(self.tokens):
+            raise broken("tokenizer.ggml.token_type has not as many entries as there are tokens")
+        # A name that is there twice would leave ids that nothing can be written with.
+        self.ids: dict[str, int] = {}
+        for index, token in enumerate(self.tokens):
+            self.ids.setdefault(token, index)
+
+    def _strings(self, key: str) -> list[str]:
+        value = self._metadata.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(value, list):
+            raise broken(f"tokenizer.ggml.{key} is no list of strings")
+        return value
+
+    @staticmethod
+    def _numbers(value: Any, kind: type) -> list[Any]:
+        if not isinstance(value, np.ndarray) or not np.isfinite(value).all():
+            raise broken("what should be a list of numbers is none")
+        return [kind(number) for number in value]
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """Pairs, the first one merged first."""
+        pairs = [tuple(merge.split(" ")) for merge in self._strings("merges")]
+        if any(len(pair) != 2 for pair in pairs):
+            raise broken("an entry of tokenizer.ggml.merges is no pair")
+        known = self.ids
+        return [
+            (left, right)
+            for left, right in pairs
+            if left in known and right in known and left + right in known
+        ]
+
+    @property
+    def scores(self) -> list[float]:
+        """Of SentencePiece, one a token."""
+        value = self._metadata.get("tokenizer.ggml.scores")
+        scores = [] if value is None else self._numbers(value, float)
+        if len(scores) != len(self.tokens):
+            raise broken("tokenizer.ggml.scores has not as many entries as there are tokens")
+        return scores
+
+    def token(self, role: str) -> str | None:
+        """The token of a role ("bos", "eos", ...), None where the file names none."""
+        index = self.token_id(role)
+        return None if index is None else self.tokens[index]
+
+    def token_id(self, role: str) -> int | None:
+        """Its id. Raises `ModelLoadError` for one that isn't in the vocabulary."""
+        index = self._metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if index is None:
+            return None
+        if not isinstance(index, int) or not 0 <= index < len(self.tokens):
+            raise broken(f"tokenizer.ggml.{role}_token_id is {index!r}")
+        return index
+
+    def says(self, key: str, default: bool) -> bool:
+        """A switch. Raises `ModelLoadError` for what is neither true nor false."""
+        value = self._metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, (bool, int)):
+            raise broken(f"tokenizer.ggml.{key} is neither true nor false")
+        return bool(value)
+
+    @property
+    def added(self) -> Iterable[AddedToken]:
+        """Tokens that are found in a text before anything else."""
+        for token, kind in zip(self.tokens, self.kinds, strict=True):
+            if kind in (_CONTROL, _USER_DEFINED):
+                yield AddedToken(token, special=kind == _CONTROL, normalized=False)
+
+
+def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
+    """The tokenizer. Raises `ModelLoadError` for a kind that isn't known."""
+    vocabulary = Vocabulary(header)
+    kind = header.metadata.get("tokenizer.ggml.model")
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+        raise ModelLoadError(
+            f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read. "
+            "Name the model's tokenizer folder with --tokenizer.",
+            param="tokenizer",
+        )
+    try:
+        if kind == "gpt2":
+            made, with_bos = _byte_level(vocabulary, header.metadata.get("tokenizer.ggml.pre"))
+        else:
+            made, with_bos = _sentence_piece(vocabulary), True
+        made.add_tokens(list(vocabulary.added))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library knows no other kind
+        raise broken(f"its tokenizer can't be made: {error}") from error
+    bos = vocabulary.token("bos")
+    if bos is not None and vocabulary.says("add_bos_token", with_bos):
+        made.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"],
+            pair=[bos, "$A", "$B:1"],
+            special_tokens=[(bos, vocabulary.ids[bos])],
+        )
+    return made
+
+
+def tokenizer_config(header: Header) -> dict[str, Any]:
+    """tokenizer_config.json: the special tokens and the chat template."""
+    vocabulary = Vocabulary(header)
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    config: dict[str, Any] = {
+        f"{role}_token": vocabulary.token(key)
+        for role, key in roles.items()
+        if vocabulary.token(key) is not None
+    }
+    template = header.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    return config
+
+
+def eos_token_ids(header: Header) -> list[int]:
+    """Tokens that end an output: of the text, and of a turn."""
+    vocabulary = Vocabulary(header)
+    found = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(index for index in found if index is not None))
+
+
+def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer, bool]:
+    """BPE over bytes, as of GPT-2; and whether a text begins with BOS."""
+    pattern = _PATTERNS.get("default" if cut is None else str(cut))
+    if pattern is None:
+        raise ModelLoadError(
+            f"tokenizer.ggml.pre is {cut!r}, which isn't known (known: {', '.join(_PATTERNS)}). "
+            "Name the model's tokenizer folder with --tokenizer.",
+            param="tokenizer",
+        )
+    model = models.BPE(
+        vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=cut in _WITH_BOS
+    )
+    made = tokenizers.Tokenizer(model)
+    if cut in _NORMALIZED:
+        made.normalizer = normalizers.NFC()
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if cut in _DIGITS else []
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *digits,
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    return made, cut in _WITH_BOS
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: which pair is merged first, the scores of pieces say."""
+    model = models.BPE(
+        vocab=vocabulary.ids,
+        merges=_merges(vocabulary),
+        unk_token=vocabulary.token("unknown"),
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    made = tokenizers.Tokenizer(model)
+    prefix = vocabulary.says("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", "▁")
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    made.decoder = decoders.Sequence(steps)
+    return made
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, the best pieces first."""
+    ids = vocabulary.ids
+    ranked: list[tuple[float, int, int, str, str]] = []
+    pieces = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
+    for piece, kind, score in pieces:
+        if kind in (_CONTROL, _UNKNOWN, _UNUSED, _BYTE):
+            continue
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in ids and right in ids:
+                ranked.append((-score, ids[left], ids[right], left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]

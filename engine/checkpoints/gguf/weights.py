@@ -1,0 +1,409 @@
+"""The weights of a GGUF file under the names that `transformers` has for them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.checkpoints.gguf import file as types
+from engine.checkpoints.gguf.block_formats import FORMATS, READERS
+from engine.checkpoints.gguf.file import GGUFFiles, Metadata, TensorInfo, heads_of
+from engine.checkpoints.gguf.names import expert_of, gguf_name
+from engine.checkpoints.safetensors import MappedFile, ReadTally, SparingTrim, trim_heap
+from engine.contract.errors import ModelLoadError
+from engine.quantization.formats.matrices import row_numbers
+from engine.quantization.packing import Matrix, Plain, Rows
+from kernels.interface import Integers
+
+# -- Products that checkpoints keep as one tensor, and GGUF as two: which, and where each row is.
+
+
+_SHARED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
+_DELTA = re.compile(r"model\.layers\.(\d+)\.linear_attn\.in_proj_qkvz\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How a checkpoint's tensor lies in a file.
+
+    Attributes:
+        stored: names of the file's tensors.
+        sizes: how many rows of each it takes, which are all that they may have.
+        places: gives of each row whose it is, and which there; int64 [rows].
+    """
+
+    stored: tuple[str, str]
+    sizes: tuple[int, int]
+    places: Callable[[], tuple[Tensor, Tensor]]
+
+
+def fused_of(name: str, values: Metadata) -> Fused | None:
+    """How a checkpoint's tensor lies in a file; None: as one tensor."""
+    if match := _SHARED.fullmatch(name):
+        return _gate_and_up(f"blk.{match.group(1)}.", values)
+    match = _DELTA.fullmatch(name)
+    if match is None or values.has(f"blk.{match.group(1)}.ssm_in.weight"):
+        return None
+    return _by_key_head(f"blk.{match.group(1)}.", values)
+
+
+def _gate_and_up(at: str, values: Metadata) -> Fused:
+    """Granite's MLP; beside experts it's the one that every token goes through."""
+    kind = "" if values.has(f"{at}ffn_gate.weight") else "_shexp"
+    gate, up = (f"{at}ffn_{part}{kind}.weight" for part in ("gate", "up"))
+    info = values.header.tensors.get(gate)
+    size = 0 if info is None else info.shape[0]
+
+    def places() -> tuple[Tensor, Tensor]:
+        rows = torch.arange(2 * size)
+        return rows // size, rows % size
+
+    return Fused((gate, up), (size, size), places)
+
+
+def _by_key_head(at: str, values: Metadata) -> Fused:
+    """Qwen3-Next: of each key head its query, key, values and gates; a file has all queries, all
+    keys and all values, and the gates by themselves.
+    """
+    heads, key = values.count("ssm.group_count"), values.count("ssm.state_size")
+    wide, keys = values.count("ssm.inner_size") // heads, heads * key
+
+    def places() -> tuple[Tensor, Tensor]:
+        by_key = torch.arange(keys).view(heads, key)
+        by_value = torch.arange(heads * wide).view(heads, wide)
+        row_of = torch.cat((by_key, keys + by_key, 2 * keys + by_value, by_value), dim=1)
+        gates = torch.arange(row_of.shape[1]) >= 2 * key + wide
+        return gates.long().repeat(heads), row_of.flatten()
+
+    stored = f"{at}attn_qkv.weight", f"{at}attn_gate.weight"
+    return Fused(stored, (2 * keys + heads * wide, heads * wide), places)
+
+
+# -- A tensor of a GGUF file as a `Matrix`.
+
+
+_FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
+#: What reading a value of a quantised block takes for a while: integers, floats, copies of both.
+_READ_BYTES = 32
+
+
+class GGUFMatrix(Plain):
+    """Rows of a tensor, in an order of our own where `order` (int64 [N]) says so."""
+
+    def __init__(
+        self, file: MappedFile, info: TensorInfo, shape: tuple[int, int], order: Tensor | None
+    ) -> None:
+        block = types.BLOCKS[info.kind]
+        self.shape = shape
+        self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
+        self.source = types.name_of(info.kind)
+        self.stored_bits = 8 * block.nbytes // block.values
+        self.quantized = info.kind in READERS
+        self.integers = FORMATS.get(info.kind)
+        self._kind, self._order = info.kind, order
+        dtype = _FLOATS.get(info.kind)
+        if dtype is None:
+            blocks = (shape[0], shape[1] // block.values, block.nbytes)
+            self._raw = file.tensor(info.offset, torch.uint8, blocks)
+        else:
+            self._raw = file.tensor(info.offset, dtype, shape)
+
+    def _of(self, rows: Rows) -> Tensor:
+        return self._raw[rows if self._order is None else self._order[rows]]
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`."""
+        raw = self._of(rows)
+        return READERS[self._kind](raw).floats() if self.quantized else raw
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """See `Matrix`."""
+        if self.integers is None:
+            raise ValueError(f"{types.name_of(self._kind)} has no format of the kernels")
+        return READERS[self._kind](self._of(rows)).integers()
+
+
+# -- A weight whose rows a file keeps in several tensors.
+
+
+class Gathered(Plain):
+    """A `Matrix` of rows of others.
+
+    Args:
+        parts: of as many columns each.
+        part_of, row_of: of each row, which part has it, and where; int64 [N].
+    """
+
+    def __init__(self, parts: Sequence[GGUFMatrix], part_of: Tensor, row_of: Tensor) -> None:
+        self._parts, self._part_of, self._row_of = parts, part_of, row_of
+        self.shape = (len(row_of), parts[0].shape[1])
+        self.row_bytes = max(part.row_bytes for part in parts)
+        self.source = ", ".join(dict.fromkeys(part.source for part in parts))
+        self.stored_bits = max(part.stored_bits for part in parts)
+        self.quantized = any(part.quantized for part in parts)
+        formats = {part.integers for part in parts}
+        self.integers = formats.pop() if len(formats) == 1 else None
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`."""
+        return self._taken(rows, lambda part, at: [part.floats(at)])[0]
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """See `Matrix`."""
+        if self.integers is None:
+            raise ValueError(f"{self.source} has no format of the kernels")
+        whole: list[Integers] = []
+
+        def read(part: GGUFMatrix, at: Tensor) -> list[Tensor]:
+            whole.append(part.as_integers(at))
+            found = whole[-1].values, whole[-1].scales, whole[-1].second
+            return [tensor for tensor in found if tensor is not None]
+
+        values, scales, *second = self._taken(rows, read)
+        minima, zeros = (
+            second[0] if second and getattr(whole[0], kind) is not None else None
+            for kind in ("minima", "zeros")
+        )
+        return Integers(values, scales, minima, zeros)
+
+    def _taken(
+        self, rows: Rows, read: Callable[[GGUFMatrix, Tensor], list[Tensor]]
+    ) -> list[Tensor]:
+        """What `read` gives of some rows of each part, in the order of `rows`."""
+        numbers = row_numbers(rows, self.shape[0])
+        part_of, row_of = self._part_of[numbers], self._row_of[numbers]
+        places = [(part_of == number).nonzero().flatten() for number in range(len(self._parts))]
+        read_of = [
+            (at, read(part, row_of[at]))
+            for part, at in zip(self._parts, places, strict=True)
+            if len(at)
+        ]
+        found = []
+        for tensors in zip(*(tensors for _, tensors in read_of), strict=True):
+            dtype = tensors[0].dtype
+            for tensor in tensors[1:]:
+                dtype = torch.promote_types(dtype, tensor.dtype)
+            out = torch.empty((len(numbers), tensors[0].shape[1]), dtype=dtype)
+            for (at, _), tensor in zip(read_of, tensors, strict=True):
+                out[at] = tensor.to(dtype)
+            found.append(out)
+        return found
+
+
+# -- Experts of gpt-oss: checkpoints have rows of gate and up in turns, GGUF keeps them apart.
+
+
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)#(\d+)\.weight")
+_BIAS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)_bias")
+_PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+
+
+def expert_tensors(name: str) -> tuple[list[str], int] | None:
+    """The file's tensors that a checkpoint's tensor of one expert is made of, and its number."""
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return None
+    layer, kind, expert = match.groups()
+    return [f"blk.{layer}.{part}.weight" for part in _PARTS[kind]], int(expert)
+
+
+def bias_tensors(name: str) -> list[str]:
+    """The same of the biases of all experts; none for another name."""
+    match = _BIAS.fullmatch(name)
+    if match is None:
+        return []
+    layer, kind = match.groups()
+    return [f"blk.{layer}.{part}.bias" for part in _PARTS[kind]]
+
+
+def in_turns(first: GGUFMatrix, second: GGUFMatrix) -> Gathered:
+    """Rows of two in turns."""
+    rows = torch.arange(first.shape[0] * 2)
+    return Gathered((first, second), rows % 2, rows // 2)
+
+
+#: Of the tokenizer and of rotary embedding, which config.json has.
+_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+#: Gated norms behind a state, which have no offset in any family.
+_STATE_NORMS = (".mamba.norm.weight", ".linear_attn.norm.weight")
+
+
+class GGUFWeights:
+    """`Weights` of a GGUF file. Raises `ModelLoadError` for a file that isn't sound."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = GGUFFiles(path)
+        header = self._files.header
+        self._tensors = header.tensors
+        self._values = Metadata(header)
+        self._architecture, self._family = self._values.architecture, self._values.family
+        self._heads = heads_of(header)
+        self._read: set[str] = set()
+        self._trim = SparingTrim()
+        self._tally = ReadTally(sum(info.nbytes for info in self._tensors.values()))
+
+    def __contains__(self, name: str) -> bool:
+        fused = fused_of(name, self._values)
+        stored = fused.stored if fused else (self._stored(expert_of(name)[0]),)
+        return all(part in self._tensors for part in stored)
+
+    def _stored(self, name: str) -> str:
+        """The file's name of a tensor. Without experts the shared one is the MLP."""
+        stored = gguf_name(name, self._architecture)
+        shared = stored in self._tensors or ".shared_mlp." not in name
+        return stored if shared else stored.replace("_shexp", "")
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        if self._family.in_turns and (found := expert_tensors(name)):
+            return self._expert_in_turns(*found, shape)
+        if fused := fused_of(name, self._values):
+            return self._gathered(fused, shape)
+        return self._matrix(name, shape, shape)
+
+    def _gathered(self, fused: Fused, shape: tuple[int, int]) -> Gathered:
+        infos = [self._info(stored) for stored in fused.stored]
+        parts = [
+            self._made(info, (size, shape[1]), None)
+            for info, size in zip(infos, fused.sizes, strict=True)
+        ]
+        if sum(fused.sizes) != shape[0]:
+            raise ModelLoadError(
+                f"{self.path}: {' and '.join(fused.stored)} have {sum(fused.sizes)} rows, "
+                f"but the metadata asks for {shape[0]}.",
+                param="model",
+            )
+        for info in infos:
+            self._tally.add(info.name, info.nbytes)
+        return Gathered(parts, *fused.places())
+
+    def is_packed(self, name: str) -> bool:
+        """Whether `matrix` gives one of the experts that checkpoints have as one tensor.
+
+        `name` is the expert's, without `.weight`.
+        """
+        return self._family.in_turns and expert_tensors(f"{name}.weight") is not None
+
+    def _expert_in_turns(self, names: list[str], expert: int, shape: tuple[int, int]) -> Matrix:
+        rows = shape[0] // len(names)
+        parts = []
+        for stored in names:
+            info = self._info(stored)
+            parts.append(self._made(self._one_expert(info, expert), (rows, shape[1]), None))
+            self._tally.add(f"{stored} {expert}", info.nbytes // info.shape[0])
+        return parts[0] if len(parts) == 1 else in_turns(*parts)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor in a float dtype.
+
+        Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
+        file: copy or convert it before keeping it.
+        """
+        if self._family.in_turns and (stored := bias_tensors(name)):
+            rows = (shape[0], shape[1] // len(stored))
+            biases = [self._made(self._info(part), rows, None) for part in stored]
+            return torch.stack([bias.floats(slice(None)) for bias in biases], -1).flatten(1)
+        matrix = self._matrix(name, shape, (shape[0], math.prod(shape[1:])))
+        floats = matrix.floats(slice(None)).view(shape)
+        if name.endswith(".A_log"):
+            return self._logarithm(name, floats.float())
+        offset = self._family.offset_norms and not name.endswith(_STATE_NORMS)
+        if offset and name.endswith("norm.weight"):
+            return floats.float() - 1.0  # kept as what norms multiply with
+        return floats
+
+    def _logarithm(self, name: str, decay: Tensor) -> Tensor:
+        """Of rates of decay, which a file keeps as they are, below zero."""
+        if not bool(((decay < 0) & decay.isfinite()).all()):
+            raise ModelLoadError(
+                f"{self.path}: {self._stored(name)!r} has values that aren't below zero.",
+                param="model",
+            )
+        return decay.neg().log()
+
+    def _matrix(self, name: str, shape: tuple[int, ...], as_rows: tuple[int, int]) -> GGUFMatrix:
+        whole, expert = expert_of(name)
+        stored = self._stored(whole)
+        info = self._info(stored)
+        info = info if expert is None else self._one_expert(info, expert)
+        if info.shape != shape and _without_ones(info.shape, shape) == _without_ones(shape, shape):
+            info = TensorInfo(info.name, shape, info.kind, info.offset, info.nbytes)
+        if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
+            raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
+        self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
+        return self._made(info, shape, self._order(name, shape[0]), as_rows)
+
+    def _info(self, stored: str) -> TensorInfo:
+        info = self._tensors.get(stored)
+        if info is None:
+            raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+        return info
+
+    def _made(
+        self,
+        info: TensorInfo,
+        shape: tuple[int, ...],
+        order: Tensor | None,
+        as_rows: tuple[int, int] | None = None,
+    ) -> GGUFMatrix:
+        """A tensor that must have this shape, as rows of another one."""
+        if info.shape != shape:
+            raise ModelLoadError(
+                f"{self.path}: {info.name!r} has shape {info.shape}, "
+                f"but the metadata asks for {shape}.",
+                param="model",
+            )
+        self._read.add(info.name)
+        return GGUFMatrix(
+            self._files.file_of(info.name), info, as_rows or (shape[0], shape[1]), order
+        )
+
+    def _one_expert(self, info: TensorInfo, expert: int) -> TensorInfo:
+        """That of a tensor [experts, rows, columns]."""
+        count = info.shape[0]
+        if len(info.shape) != 3 or expert >= count:
+            raise ModelLoadError(
+                f"{self.path}: {info.name!r} of shape {info.shape} has no expert {expert}.",
+                param="model",
+            )
+        each = info.nbytes // count
+        return TensorInfo(info.name, info.shape[1:], info.kind, info.offset + expert * each, each)
+
+    def _order(self, name: str, rows: int) -> Tensor | None:
+        """How queries' and keys' rows come back to the order of `transformers`.
+
+        For Llama and its like GGUF keeps the rows of each head so that rotation pairs neighbours.
+        """
+        if not self._family.turned or ".self_attn." not in name:
+            return None
+        kind = name.rsplit(".", 2)[-2]
+        heads = {"q_proj": self._heads[0], "k_proj": self._heads[1]}.get(kind)
+        if heads is None:
+            return None
+        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+        self._files.release()
+        self._trim()
+
+    def unread(self) -> list[str]:
+        """Names that nobody asked for."""
+        return sorted(self._tensors.keys() - self._read - set(_IGNORED))
+
+    def close(self) -> None:
+        """Let the file go; tensors that are still held keep it."""
+        self._tensors = {}
+        trim_heap()
+
+
+def _without_ones(found: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What must be equal of two shapes: a vector may lie in rows, and sizes of 1 mean nothing."""
+    return (math.prod(found),) if len(shape) == 1 else tuple(size for size in found if size > 1)

@@ -1,0 +1,234 @@
+"""Where a model's weights come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.checkpoints.gguf.folder import source_of
+from engine.checkpoints.gguf.weights import GGUFWeights
+from engine.checkpoints.quantized_weights import QuantizedWeights
+from engine.checkpoints.safetensors import DummyWeights, WeightReader
+from engine.checkpoints.torch_files import TensorWeights, read_npcache, read_pt
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.quantization.formats.base import CheckpointFormat
+
+# -- `load_format=sharded_state`: a model's weights in files by rank, of a size that suits a disk.
+
+
+PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+MAX_BYTES = 5 * 1024**3
+
+
+def checked_pattern(pattern: str | None) -> str:
+    """The pattern of the files' names. Raises `InvalidRequest` for one that can't be."""
+    pattern = pattern or PATTERN
+    try:
+        name = pattern.format(rank=0, part=0)
+    except (KeyError, IndexError, ValueError) as error:
+        raise InvalidRequest(
+            f"pattern may hold {{rank}} and {{part}} alone, got {pattern!r}.", param="pattern"
+        ) from error
+    if Path(name).name != name or "{part}" not in pattern or "{rank}" not in pattern:
+        raise InvalidRequest(
+            f"pattern must be a file's name with {{rank}} and {{part}}, got {pattern!r}.",
+            param="pattern",
+        )
+    return pattern
+
+
+def read_sharded_state(folder: Path, pattern: str | None) -> WeightReader:
+    """The files of rank 0. Raises `ModelLoadError` where there are none."""
+    found = sorted(folder.glob(checked_pattern(pattern).format(rank=0, part="*")))
+    if not found:
+        raise ModelLoadError(
+            f"{folder} holds no {(pattern or PATTERN).format(rank=0, part='*')}: make them with "
+            "save_sharded_state.",
+            param="model",
+        )
+    return WeightReader(folder, found)
+
+
+def save_sharded_state(
+    tensors: Mapping[str, Tensor],
+    path: str | Path,
+    pattern: str | None = None,
+    max_size: int | str | None = MAX_BYTES,
+) -> list[Path]:
+    """Write tensors to a folder, files of at most `max_size` bytes (or of one tensor): the files.
+
+    Raises `InvalidRequest` for a folder or size that can't be.
+    """
+    folder, pattern = Path(path), checked_pattern(pattern)
+    try:
+        limit = int(MAX_BYTES if max_size is None else max_size)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"max_size must be bytes, got {max_size!r}.", param="max_size"
+        ) from error
+    if limit < 1 or not folder.is_dir():
+        what = (
+            f"max_size must be at least 1, got {limit}." if limit < 1 else f"There is no {folder}."
+        )
+        raise InvalidRequest(what, param="max_size" if limit < 1 else "path")
+    files: list[Path] = []
+    part: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > limit:
+            files.append(_save(part, folder, pattern, len(files)))
+            part, size = {}, 0
+        part[name], size = tensor.contiguous(), size + tensor.nbytes
+    if part:
+        files.append(_save(part, folder, pattern, len(files)))
+    return files
+
+
+def _save(part: dict[str, Tensor], folder: Path, pattern: str, number: int) -> Path:
+    file = folder / pattern.format(rank=0, part=number)
+    save_file(part, str(file), metadata={"format": "pt"})
+    return file
+
+
+# -- Files of CoreWeave's tensorizer: read and written, encrypted where there's a key.
+
+
+_KEY_BYTES = 32
+
+
+def read_tensorizer(
+    path: Path, folder: Path, keyfile: str | None = None, num_readers: int | None = None
+) -> TensorWeights:
+    """A file of CoreWeave's tensorizer, which must be installed.
+
+    Args:
+        keyfile: the file with the key that it was encrypted by. num_readers: threads that read.
+
+    Raises `ModelLoadError` without that package, and for a file that isn't sound.
+    """
+    library = _tensorizer()
+    if not path.is_file():
+        raise ModelLoadError(f"There is no {path}.", param="model_loader_extra_config")
+    key = None
+    if keyfile is not None:
+        key = library.DecryptionParams.from_key(_key(keyfile))
+    try:
+        with library.TensorDeserializer(
+            str(path), device="cpu", verify_hash=True, encryption=key, num_readers=num_readers
+        ) as source:
+            tensors = {str(name): source[name] for name in source.keys()}  # noqa: SIM118
+    except Exception as error:  # of a bad file the library raises many kinds
+        raise ModelLoadError(
+            f"{path} isn't a sound tensorizer file: {error}", param="model"
+        ) from error
+    return TensorWeights(folder, tensors)
+
+
+def write_tensorizer(
+    tensors: Mapping[str, Tensor], path: Path, keyfile: str | None, *, new_key: bool
+) -> None:
+    """Write such a file; encrypted where a `keyfile` is named, by a new key that goes there or by
+    the one that it holds.
+
+    Raises `ModelLoadError` without that package or for a key that is none, and `OSError`.
+    """
+    library, key = _tensorizer(), None
+    if keyfile is not None:
+        if new_key:
+            key = library.EncryptionParams.random()
+            descriptor = os.open(keyfile, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(key.key)
+        else:
+            key = library.EncryptionParams(_key(keyfile))
+    path.touch()  # says what the library would only say as an error of its own
+    serializer = library.TensorSerializer(str(path), encryption=key)
+    try:
+        serializer.write_state_dict(dict(tensors))
+    finally:
+        serializer.close()
+
+
+def _tensorizer() -> Any:
+    try:
+        import tensorizer
+    except ImportError as error:
+        raise ModelLoadError(
+            "load_format=tensorizer needs the package: pip install 'quire[tensorizer]'.",
+            param="load_format",
+        ) from error
+    return tensorizer
+
+
+def _key(keyfile: str) -> bytes:
+    """The 32 bytes of a key's file."""
+    try:
+        key = Path(keyfile).read_bytes()
+    except OSError as error:
+        raise ModelLoadError(
+            f"{keyfile} can't be read: {error.strerror}.", param="model_loader_extra_config"
+        ) from error
+    if len(key) != _KEY_BYTES:
+        raise ModelLoadError(
+            f"{keyfile} is no key: {len(key)} bytes, not {_KEY_BYTES}.",
+            param="model_loader_extra_config",
+        )
+    return key
+
+
+def open_weights(
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    form: CheckpointFormat | None = None,
+) -> DummyWeights | GGUFWeights | WeightReader:
+    """A model folder's weights, opened; random ones are made on `device`.
+
+    `form`: how they were quantised; None: they weren't.
+
+    Raises `ModelLoadError` for files that aren't sound.
+    """
+    if config.load_format == "dummy":
+        return DummyWeights(device=str(device))
+    file = source_of(folder)
+    if file is not None and config.load_format != "auto":
+        raise ModelLoadError(
+            f"{file} is a GGUF file: leave load_format={config.load_format} out.",
+            param="load_format",
+        )
+    return open_layers(folder, config, form) if file is None else GGUFWeights(file)
+
+
+def open_layers(folder: Path, config: EngineConfig, form: CheckpointFormat | None) -> WeightReader:
+    """The weights of a folder, whatever they are kept in.
+
+    Raises `ModelLoadError` for files that aren't sound.
+    """
+    weights = open_checkpoint(folder, config)
+    return weights if form is None else QuantizedWeights(weights, form)
+
+
+def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:
+    """The weights of a folder in the format that `load_format` names.
+
+    Raises `ModelLoadError` for files that aren't sound.
+    """
+    extra = config.model_loader_extra_config or {}
+    if config.load_format == "pt":
+        return read_pt(folder)
+    if config.load_format == "npcache":
+        return read_npcache(folder)
+    if config.load_format == "sharded_state":
+        return read_sharded_state(folder, extra.get("pattern"))
+    if config.load_format == "tensorizer":
+        path = folder / extra.get("tensorizer_uri", "model.tensors")
+        key, readers = extra.get("encryption_keyfile"), extra.get("num_readers")
+        return read_tensorizer(path, folder, key, readers)
+    return WeightReader(folder)

@@ -1,0 +1,173 @@
+"""A model from the hub: its files in the cache, with what is there already left out.
+
+A download that was cut off goes on where it stopped: `huggingface_hub` keeps what came of each
+file, and asks for the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.contract.engine_config import EngineConfig, file_patterns
+from engine.contract.errors import ModelLoadError
+from engine.contract.replica_state import DOWNLOADING, note
+from kernels.cpu.build import cache_dir
+from kernels.errors import CpuKernelsUnavailable
+
+# -- A model's identity: the sha256 of its configuration and its weights, whatever its name.
+
+
+log = logging.getLogger(__name__)
+
+#: Files of a folder that hold weights, in the formats that can be loaded.
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.tensors", "*.npz")
+CONFIG = "config.json"
+_PIECE = 1 << 20
+
+
+def model_digest(model: Path) -> str:
+    """64 hex digits: of a folder's configuration and weights, or of one GGUF file.
+
+    Files are read whole once; while their size and times stay, what was found is kept in the cache
+    folder, so a replica that starts again doesn't read them twice. Raises OSError.
+    """
+    files = [model] if model.is_file() else _files(model)
+    digest = hashlib.sha256()
+    for file in files:
+        name = "" if model.is_file() else file.name
+        digest.update(f"{name}\0{file.stat().st_size}\0{_file_digest(file)}\0".encode())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    found = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
+    config = folder / CONFIG
+    return [*([config] if config.is_file() else []), *sorted(found)]
+
+
+def _file_digest(file: Path) -> str:
+    state = file.stat()
+    told = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
+    kept = _kept(hashlib.sha256(f"{told}\0{state.st_ino}".encode()).hexdigest())
+    if kept is not None and kept.is_file() and len(known := kept.read_text()) == 64:
+        return known
+    with file.open("rb") as content:
+        found = hashlib.sha256()
+        while piece := content.read(_PIECE):
+            found.update(piece)
+    if kept is not None:
+        _keep(kept, found.hexdigest())
+    return found.hexdigest()
+
+
+def _kept(name: str) -> Path | None:
+    try:
+        return cache_dir() / "digests" / name
+    except CpuKernelsUnavailable:  # a user without a home
+        return None
+
+
+def _keep(path: Path, digest: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(digest)
+        part.replace(path)
+    except OSError as error:
+        log.info("the digest of a model can't be kept: %s", error)
+
+
+# -- config.json with the engine's settings put over it.
+
+
+#: Rotary parameters by layer type: the settings mean these layers.
+_FULL = "full_attention"
+
+
+def with_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+    """`raw` with `hf_overrides`, then `rope_scaling` and `rope_theta`.
+
+    Where layers rotate in different ways, scaling and base are those of full attention; layers with
+    a window keep theirs.
+    """
+    raw = _merged(raw, config.hf_overrides or {})
+    if config.rope_scaling is None and config.rope_theta is None:
+        return raw
+    found = raw.get("rope_parameters") or {}
+    nested = isinstance(found.get(_FULL), dict)
+    before = found[_FULL] if nested else found
+    # The older names, where that is how this config.json says it.
+    base = before.get("rope_theta") or raw.get("rope_theta")
+    scaling = dict(before)
+    if config.rope_scaling is not None:
+        share = before.get("partial_rotary_factor")
+        scaling = {**config.rope_scaling, **({"partial_rotary_factor": share} if share else {})}
+    elif not before:
+        scaling = dict(raw.get("rope_scaling") or {})
+    theta = config.rope_theta if config.rope_theta is not None else base
+    if theta is not None:
+        scaling["rope_theta"] = theta
+    kind = scaling.pop("type", None)
+    scaling.setdefault("rope_type", kind or "default")
+    parameters = {**found, _FULL: scaling} if nested else scaling
+    raw = {**raw, "rope_parameters": parameters, "rope_scaling": None}
+    return {**raw, "rope_theta": theta} if theta is not None else raw
+
+
+def _merged(raw: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` put over `raw`; objects within are merged the same way."""
+    merged = dict(raw)
+    for name, value in over.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            value = _merged(inner, value)
+        merged[name] = value
+    return merged
+
+
+def download(config: EngineConfig) -> Path:
+    """The folder of the hub's model that `config` names. Raises `ModelLoadError`."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {
+        "repo_id": config.model,
+        "revision": config.revision,
+        "cache_dir": config.download_dir,
+        "allow_patterns": file_patterns(config),
+    }
+    try:
+        note(DOWNLOADING)
+        try:
+            there = snapshot_download(**wanted, dry_run=True)
+            total = sum(each.file_size or 0 for each in there)
+        except (LocalEntryNotFoundError, OSError):
+            total = 0  # no hub is in reach: what is in the cache will do, or the error comes below
+        return Path(snapshot_download(**wanted, tqdm_class=_bar(total)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
+        ) from error
+
+
+def _bar(total: int) -> type[Any]:
+    """The hub's own bars, one of which counts all bytes that are on the disk."""
+    from huggingface_hub.utils import tqdm
+
+    class Told(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = str(kwargs.get("desc", "")).startswith("Reconstructing")
+            self._done = int(kwargs.get("initial") or 0)
+            super().__init__(*args, **kwargs)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts:
+                self._done += int(n or 0)
+                note(DOWNLOADING, self._done, max(total, self._done))
+            return super().update(n)
+
+    return Told

@@ -1,0 +1,174 @@
+"""A checkpoint that was quantised beforehand, as weights like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.checkpoints.safetensors import FLOATS, SparingTrim, WeightReader, trim_heap
+from engine.contract.errors import ModelLoadError
+from engine.quantization.formats.base import CheckpointFormat, Parts
+from engine.quantization.packing import Matrix
+
+_WEIGHT = ".weight"
+#: Layers whose tensors are checked before their pages are given back.
+_CHECKED_AT_ONCE = 64
+
+
+class QuantizedWeights(WeightReader):
+    """`WeightReader` over another one, whose packed layers are there under their plain names.
+
+    Every packed layer's tensors are checked at once: `ModelLoadError` before any memory is taken.
+    """
+
+    def __init__(self, inner: WeightReader, form: CheckpointFormat) -> None:
+        self._inner, self.form, self.folder = inner, form, inner.folder
+        self._packed: dict[str, Matrix] = {}
+        self._trim = SparingTrim()
+        apart = "weight" not in form.suffixes()
+        for number, module in enumerate(form.modules(inner)):
+            parts = Parts(inner, module)
+            if apart and "weight" in parts:
+                raise parts.wrong("weight", f"is there beside what {form.name} keeps of it")
+            self._packed[module] = form.matrix(parts)
+            if number % _CHECKED_AT_ONCE == 0:
+                inner.release()
+        inner.release()
+        if not self._packed:
+            raise ModelLoadError(
+                f"{inner.where}: config.json says that the weights are quantised ({form.name}), "
+                "but no layer's are.",
+                param="quantization_config",
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return self._module(name) is not None or name in self._inner
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `WeightReader.get`; a packed weight is float32."""
+        if self._module(name) is None:
+            self._refuse_packed(name)
+            return self._inner.get(name, shape)
+        return self.matrix(name, (shape[0], shape[1])).floats(slice(None))
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `WeightReader.matrix`."""
+        module = self._module(name)
+        if module is None:
+            self._refuse_packed(name)
+            return self._inner.matrix(name, shape)
+        found = self._packed[module]
+        if found.shape != shape:
+            raise ModelLoadError(
+                f"{self.folder}: {module!r} is packed with shape {found.shape}, "
+                f"but config.json asks for {shape}.",
+                param="model",
+            )
+        self._inner.mark_read(self.form.tensors_of(module))
+        return found
+
+    def _refuse_packed(self, name: str) -> None:
+        """Raise `ModelLoadError` for a tensor that the format should read, and can't."""
+        if name not in self._inner:
+            why = f"isn't there, nor what {self.form.name} keeps of it"
+        elif self._inner.stored_dtype(name) in FLOATS:
+            return
+        else:
+            why = (
+                f"is kept as {str(self._inner.stored_dtype(name)).removeprefix('torch.')}, and "
+                f"nothing beside it says how {self.form.name} quantised it"
+            )
+        raise ModelLoadError(f"{self.folder}: {name!r} {why}.", param=name.rpartition(".")[2])
+
+    def _module(self, name: str) -> str | None:
+        module = name.removesuffix(_WEIGHT)
+        return module if module in self._packed else None
+
+    def numbers(self, name: str) -> Tensor | None:
+        """See `WeightReader.numbers`."""
+        return self._inner.numbers(name)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """See `WeightReader.tensors`."""
+        return self._inner.tensors()
+
+    def is_packed(self, name: str) -> bool:
+        """Whether a layer's weight is packed; `name` without `.weight`."""
+        return name in self._packed
+
+    def packed(self) -> Iterator[tuple[str, Matrix]]:
+        """All packed layers and their weights."""
+        yield from self._packed.items()
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """See `Tensors`."""
+        return self._inner.metadata
+
+    @property
+    def where(self) -> str:
+        """See `Tensors`."""
+        return self._inner.where
+
+    def names(self) -> Iterable[str]:
+        """See `Tensors`."""
+        return self._inner.names()
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """See `Tensors`."""
+        return self._inner.stored_shape(name)
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """See `Tensors`."""
+        return self._inner.stored_dtype(name)
+
+    def stored(self, name: str) -> Tensor:
+        """See `Tensors`."""
+        return self._inner.stored(name)
+
+    def mark_read(self, names: Iterable[str]) -> None:
+        """See `WeightReader.mark_read`."""
+        self._inner.mark_read(names)
+
+    def release(self) -> None:
+        """See `WeightReader.release`."""
+        self._inner.release()
+        self._trim()
+
+    def unread(self) -> list[str]:
+        """See `WeightReader.unread`."""
+        return self._inner.unread()
+
+    def close(self) -> None:
+        """See `WeightReader.close`."""
+        self._packed.clear()
+        self._inner.close()
+        trim_heap()
+
+
+def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, those of packed layers dequantised into `dtype`.
+
+    Raises `ModelLoadError` for files that aren't sound, and for experts that are packed together,
+    whose plain names only the native decoder knows.
+    """
+    weights = QuantizedWeights(WeightReader(folder), form)
+    found: dict[str, Tensor] = {}
+    for module, matrix in weights.packed():
+        if "#" in module:
+            raise ModelLoadError(
+                f"{folder}: {module!r} is packed by {form.name}, which only models that Quire runs "
+                "natively can have.",
+                param="model",
+            )
+        found[f"{module}.weight"] = matrix.floats(slice(None)).to(dtype)
+        weights.mark_read(form.tensors_of(module))
+        weights.release()
+    for name in weights.unread():
+        if weights.stored_dtype(name) in FLOATS:
+            found[name] = weights.stored(name).clone()
+    weights.close()
+    return found

@@ -1,0 +1,416 @@
+"""Reading checkpoints: safetensors, sharded or not, memory-mapped, checked before use."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.contract.errors import ModelLoadError
+from engine.contract.replica_state import READING, note
+from engine.quantization.packing import DenseMatrix, Matrix
+
+# -- Giving back what the heap holds and nobody uses.
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """glibc's malloc_trim; None where the C library is another one."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+
+
+def trim_heap() -> None:
+    """Give pages of freed memory back to the system.
+
+    glibc keeps what lies below anything that is still there: a load that takes some megabytes for a
+    while between small things that stay would end a quarter larger than its weights.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+class SparingTrim:
+    """`trim_heap`, after every so many calls: each costs as much as reading one or two pieces."""
+
+    EVERY = 32
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self) -> None:
+        """A piece has been read."""
+        self._calls += 1
+        if self._calls % self.EVERY == 0:
+            trim_heap()
+
+
+# -- A file of weights in memory: its pages come when they are read and go when nobody needs them.
+
+
+class MappedFile:
+    """Tensors of a file, at offsets in bytes.
+
+    After `release` a tensor's pages are read from the disk anew, so it stays valid; but what was
+    written to it is gone: copy it first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ModelLoadError` when the file can't be mapped."""
+        # Writable, because torch has no other tensors; private, so that the file never changes; and
+        # the system sets no memory aside for copies of pages.
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(
+                    file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE
+                )
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
+        self.path = path
+        self.size = len(self._map)
+
+    def tensor(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Raises `ModelLoadError` unless the tensor lies within the file."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        if offset < 0 or count < 0 or offset + size > self.size:
+            raise ModelLoadError(
+                f"{self.path}: a tensor of {size} bytes at {offset} lies outside of the file's "
+                f"{self.size} bytes.",
+                param="model",
+            )
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        flat = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
+        if flat.data_ptr() % dtype.itemsize:
+            flat = flat.clone()
+        return flat.view(dtype).view(shape)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The whole file; slices of it are copies."""
+        return self._map
+
+    def release(self) -> None:
+        """Give the pages that have been read back to the system."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+# -- How much of a checkpoint's weights has been read, for whoever watches the load.
+
+
+class ReadTally:
+    """Tells who watches the load how many of the weights' bytes have been asked for."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._names: set[str] = set()
+        note(READING, 0, total)
+
+    def add(self, name: str, size: int) -> None:
+        """A tensor is being read; twice counts once."""
+        if name not in self._names:
+            self._names.add(name)
+            self._done += size
+            note(READING, self._done, self._total)
+
+
+INDEX_NAME = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+#: Eight bits mean nothing without their scales.
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: Files of weights that are read by another `load_format` alone.
+_OTHER_FORMATS = {
+    "model.tensors": "tensorizer",
+    "model-rank-*-part-*.safetensors": "sharded_state",
+    "pytorch_model*.bin": "pt",
+    "*.pt": "pt",
+    "*.pth": "pt",
+}
+#: Bytes of a file's name that systems take.
+_MOST_NAME = 255
+#: Buffers that older checkpoints carry and that we compute ourselves.
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+
+
+class WeightReader:
+    """Tensors of a checkpoint by name.
+
+    `safetensors` checks each file's header, its length, the offsets and the shapes, before we map
+    it ourselves, so that pages can be given back; its errors come out as `ModelLoadError`.
+    """
+
+    def __init__(self, folder: str | Path, files: Iterable[Path] | None = None) -> None:
+        self.folder = Path(folder)
+        self._files: list[MappedFile] = []
+        self._places: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
+        self._read: set[str] = set()
+        self._metadata: dict[str, str] = {}
+        for path in _shards(self.folder) if files is None else files:
+            self._open(path)
+        self._tally = ReadTally(sum(_size(entry) for _, entry in self._places.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor, still in the checkpoint's dtype.
+
+        Raises `ModelLoadError` if it's absent or misshapen. The tensor is backed by the mapped
+        file: copy or convert it before keeping it.
+        """
+        place = self._places.get(name)
+        if place is None:
+            raise self._absent(name)
+        file, entry = place
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
+                param="model",
+            )
+        if dtype not in FLOATS:
+            raise unscaled(file.path, name, entry["dtype"])
+        if tuple(entry["shape"]) != shape:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} has shape {tuple(entry['shape'])}, "
+                f"but config.json asks for {shape}.",
+                param="model",
+            )
+        self._read.add(name)
+        self._tally.add(name, _size(entry))
+        return file.tensor(entry["at"], dtype, shape)
+
+    def _absent(self, name: str) -> ModelLoadError:
+        """Of a tensor that isn't there: what is there of its layer tells of quantised weights."""
+        layer = name.removesuffix("weight")
+        beside = sorted(other for other in self._places if other.startswith(layer))
+        why = f"the checkpoint has no {name!r}"
+        if beside and layer != name:
+            why += (
+                f", but {beside[0]!r}: if that is quantised, config.json lacks its "
+                "quantization_config"
+            )
+        return ModelLoadError(f"{self.folder}: {why}.", param="model")
+
+    def numbers(self, name: str) -> Tensor | None:
+        """A small tensor of whatever shape, float32; None where there's none of that name."""
+        if name not in self._places:
+            return None
+        return self.get(name, tuple(self._places[name][1]["shape"])).float().clone()
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        return DenseMatrix(self.get(name, shape))
+
+    # -- as it is stored: see `engine.quantization.formats.base.Tensors` -------------------
+
+    @property
+    def where(self) -> str:
+        """See `Tensors`."""
+        return str(self.folder)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """See `Tensors`."""
+        return self._metadata
+
+    def names(self) -> Iterable[str]:
+        """See `Tensors`."""
+        return self._places.keys()
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """See `Tensors`."""
+        return tuple(self._places[name][1]["shape"])
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """See `Tensors`."""
+        return _DTYPES.get(self._places[name][1]["dtype"])
+
+    def stored(self, name: str) -> Tensor:
+        """See `Tensors`."""
+        file, entry = self._places[name]
+        dtype = self.stored_dtype(name)
+        if dtype is None:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
+                param="model",
+            )
+        self._tally.add(name, _size(entry))
+        return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
+
+    def mark_read(self, names: Iterable[str]) -> None:
+        """They have been read, or aren't needed."""
+        self._read.update(names)
+
+    # -- afterwards ---------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+        for file in self._files:
+            file.release()
+
+    def unread(self) -> list[str]:
+        """Names that nobody asked for: config.json and weights may not belong together."""
+        return self.without_ignored(self._places.keys() - self._read)
+
+    @staticmethod
+    def without_ignored(names: Iterable[str]) -> list[str]:
+        """Those of the names that a model could need, in order."""
+        return sorted(name for name in names if not name.endswith(_IGNORED_SUFFIXES))
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, as they are kept, backed by the files.
+
+        Raises `ModelLoadError` for one in a dtype that isn't known.
+        """
+        found = {}
+        for name, (file, entry) in self._places.items():
+            dtype = _DTYPES.get(entry["dtype"])
+            if dtype is None:
+                raise ModelLoadError(f"{name!r} is kept as {entry['dtype']}.", param="model")
+            found[name] = file.tensor(entry["at"], dtype, tuple(entry["shape"]))
+        return found
+
+    def close(self) -> None:
+        """Let the files go; tensors that are still held keep theirs."""
+        self._places.clear()
+        self._files.clear()
+
+    def _open(self, path: Path) -> None:
+        try:
+            with safe_open(str(path), framework="pt") as handle:
+                names: Iterable[str] = list(handle.keys())
+        except (SafetensorError, OSError) as error:
+            reason = f"{path} isn't a valid safetensors file: {error}."
+            raise ModelLoadError(reason, param="model") from error
+        file = MappedFile(path)
+        self._files.append(file)
+        length = int.from_bytes(file.buffer[:8], "little")
+        header = json.loads(file.buffer[8 : 8 + length])
+        for name in names:
+            entry = header[name]
+            entry["at"] = 8 + length + entry["data_offsets"][0]
+            if name in self._places:
+                other = self._places[name][0].path.name
+                raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")
+            self._places[name] = file, entry
+        self._metadata |= header.get("__metadata__") or {}
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    """Bytes of a tensor, by its header."""
+    first, last = entry["data_offsets"]
+    return int(last) - int(first)
+
+
+def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
+    """Of integers, or floats of 8 bits, that nothing says the meaning of."""
+    return ModelLoadError(
+        f"{where}: {name!r} is kept as {dtype}, and no quantization_config of config.json says how "
+        "it was quantised.",
+        param="model",
+    )
+
+
+class DummyWeights:
+    """Random weights of whatever shape is asked for (`load_format="dummy"`): for profiling."""
+
+    def __init__(
+        self, names_absent: frozenset[str] = frozenset(), seed: int = 0, device: str = "cpu"
+    ) -> None:
+        self._absent, self._device = names_absent, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __contains__(self, name: str) -> bool:
+        return name not in self._absent
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A random tensor, small enough that activations stay finite; norms are 1, biases 0."""
+        if len(shape) == 1:
+            return torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
+        scale = 1.0 / math.sqrt(shape[-1])
+        return torch.randn(shape, generator=self._generator, device=self._device) * scale
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `WeightReader.matrix`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+    def unread(self) -> list[str]:
+        """Nothing is ever left over."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The checkpoint's files. An index that names a file outside the folder is refused."""
+    index = folder / INDEX_NAME
+    if not index.exists():
+        single = folder / "model.safetensors"
+        if not single.is_file():
+            raise ModelLoadError(
+                f"{folder} holds neither model.safetensors nor {INDEX_NAME}.{_instead(folder)}",
+                param="model",
+            )
+        return [single]
+    return shards_of_index(index)
+
+
+def _instead(folder: Path) -> str:
+    """What to do about weights in another format, where a folder has some."""
+    for pattern, load_format in _OTHER_FORMATS.items():
+        for path in sorted(folder.glob(pattern)):
+            return f" For {path.name} give --load-format {load_format}."
+    return ""
+
+
+def shards_of_index(index: Path) -> list[Path]:
+    """The files that an index names. Raises `ModelLoadError` for one outside its folder."""
+    folder = index.parent
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(mapping.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(
+            f"{index} has no sound weight_map: {error!r}.", param="model"
+        ) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.strip("."):
+            raise ModelLoadError(
+                f"{index} names a file outside the folder: {name!r}.", param="model"
+            )
+        if len(name.encode()) > _MOST_NAME or not (folder / name).is_file():
+            raise ModelLoadError(f"{index} names {name}, which isn't there.", param="model")
+    return [folder / name for name in names]

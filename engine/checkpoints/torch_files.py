@@ -1,0 +1,197 @@
+"""Checkpoints in other formats than safetensors: PyTorch's files and their numpy cache.
+
+Nothing here unpickles objects: PyTorch reads tensors alone (`weights_only`), numpy none at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.checkpoints.safetensors import FLOATS, WeightReader, shards_of_index, unscaled
+from engine.contract.errors import ModelLoadError
+
+SAFE = "*.safetensors"
+PT_INDEX = "pytorch_model.bin.index.json"
+#: Of a training run, beside the weights.
+_NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "consolidated")
+NP_FOLDER, NP_NAMES = "np", "weight_names.json"
+
+
+class TensorWeights(WeightReader):
+    """Tensors that are held by name already."""
+
+    def __init__(self, folder: str | Path, tensors: Mapping[str, Tensor]) -> None:
+        self.folder = Path(folder)
+        self._tensors = dict(tensors)
+        self._read: set[str] = set()
+        self._metadata: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `WeightReader.get`."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
+        if tensor.dtype not in FLOATS:
+            raise unscaled(self.folder, name, tensor.dtype)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{self.folder}: {name!r} has shape {tuple(tensor.shape)}, "
+                f"but config.json asks for {shape}.",
+                param="model",
+            )
+        self._read.add(name)
+        return tensor
+
+    def numbers(self, name: str) -> Tensor | None:
+        """See `WeightReader.numbers`."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else self.get(name, tuple(tensor.shape)).float().clone()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """See `WeightReader.tensors`."""
+        return self._tensors
+
+    def names(self) -> Iterable[str]:
+        """See `WeightReader.names`."""
+        return self._tensors.keys()
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """See `WeightReader.stored_shape`."""
+        return tuple(self._tensors[name].shape)
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """See `WeightReader.stored_dtype`."""
+        return self._tensors[name].dtype
+
+    def stored(self, name: str) -> Tensor:
+        """See `WeightReader.stored`."""
+        return self._tensors[name]
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+    def unread(self) -> list[str]:
+        """See `WeightReader.unread`."""
+        return self.without_ignored(self._tensors.keys() - self._read)
+
+    def close(self) -> None:
+        """Let the tensors go."""
+        self._tensors.clear()
+
+
+def read_pt(folder: Path) -> TensorWeights:
+    """PyTorch's files of a folder, `weights_only`: no code in them is run.
+
+    Raises `ModelLoadError` for a folder without such files, and for one that holds anything but
+    tensors by name.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _pt_files(folder):
+        tensors.update(_pt_tensors(path))
+    return TensorWeights(folder, tensors)
+
+
+def _pt_files(folder: Path) -> list[Path]:
+    if (folder / PT_INDEX).exists():
+        return shards_of_index(folder / PT_INDEX)
+    found = sorted(
+        path
+        for suffix in ("*.bin", "*.pt", "*.pth")
+        for path in folder.glob(suffix)
+        if not path.name.startswith(_NO_WEIGHTS)
+    )
+    if not found:
+        hint = " For its safetensors leave load_format out." if any(folder.glob(SAFE)) else ""
+        raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}", param="model")
+    return found
+
+
+def _pt_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            read: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, ValueError):  # the format of before 2020 can't be mapped
+            read = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a bad file torch raises a dozen kinds
+        first = str(error).strip().splitlines()
+        raise ModelLoadError(
+            f"{path} can't be read as weights alone: {first[0] if first else error!r}",
+            param="model",
+        ) from error
+    if not isinstance(read, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in read.items()
+    ):
+        raise ModelLoadError(f"{path} holds something else than tensors by name.", param="model")
+    return dict(read)
+
+
+def read_npcache(folder: Path) -> TensorWeights:
+    """The numpy files that stand for a folder's PyTorch files in its subfolder `np`; made anew when
+    those have changed.
+
+    Raises `ModelLoadError` as `read_pt` does, for a cache that isn't sound, and where none can be
+    written.
+    """
+    cache = folder / NP_FOLDER
+    sources = {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in _pt_files(folder)
+    }
+    known = _np_names(cache / NP_NAMES)
+    if known.get("sources") != sources:
+        known = _write_npcache(folder, cache, sources)
+    tensors = {name: _np_tensor(cache, name, entry) for name, entry in known["tensors"].items()}
+    return TensorWeights(folder, tensors)
+
+
+def _np_names(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    sound = isinstance(read, dict) and isinstance(read.get("tensors"), dict)
+    return read if sound else {}
+
+
+def _write_npcache(folder: Path, cache: Path, sources: dict[str, Any]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    try:
+        cache.mkdir(exist_ok=True)
+        (cache / NP_NAMES).unlink(missing_ok=True)  # half a cache is none
+        for number, (name, tensor) in enumerate(read_pt(folder).tensors().items()):
+            file = f"{number:05}.npy"
+            plain = tensor.contiguous()
+            if plain.dtype == torch.bfloat16:  # which numpy doesn't know
+                plain = plain.view(torch.int16)
+            np.save(cache / file, plain.numpy(), allow_pickle=False)
+            entries[name] = {"file": file, "dtype": str(tensor.dtype).removeprefix("torch.")}
+        made = {"sources": sources, "tensors": entries}
+        (cache / NP_NAMES).write_text(json.dumps(made), encoding="utf-8")
+    except OSError as error:
+        raise ModelLoadError(
+            f"The numpy cache can't be written to {cache}: {error}", param="load_format"
+        ) from error
+    return made
+
+
+def _np_tensor(cache: Path, name: str, entry: Any) -> Tensor:
+    try:
+        file, dtype = entry["file"], entry["dtype"]
+        if Path(file).name != file:
+            raise ValueError(f"{file!r} is outside the folder")
+        tensor = torch.from_numpy(np.load(cache / file, mmap_mode="c", allow_pickle=False))
+        return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelLoadError(
+            f"{cache} has no sound {name!r}: {error}. Remove the folder to make it anew.",
+            param="model",
+        ) from error

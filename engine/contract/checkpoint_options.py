@@ -1,0 +1,151 @@
+"""`load_format`: how a checkpoint's weights are read, by vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.contract.errors import ConfigError, InvalidRequest
+from engine.contract.sampling_params import SamplingParams
+
+# -- `override_generation_config`: what stands in the place of a generation_config.json's values.
+
+
+PARAM = "override_generation_config"
+#: What it may preset for requests that don't say, as a generation_config.json may.
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+#: Token ids that end an output.
+_EOS = "eos_token_id"
+
+
+def check_overrides(given: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a name that means nothing here, or a value out of its range."""
+    for name, value in given.items():
+        if name == _EOS:
+            ids = value if isinstance(value, list) else [value]
+            if not ids or any(type(each) is not int or each < 0 for each in ids):
+                raise ConfigError(f"{PARAM}: {name} must be token ids, got {value!r}.", param=PARAM)
+            continue
+        if name not in SAMPLING_DEFAULTS:
+            known = ", ".join((*SAMPLING_DEFAULTS, _EOS))
+            raise ConfigError(f"{PARAM} may hold {known}; got {name!r}.", param=PARAM)
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest as error:
+            raise ConfigError(f"{PARAM}: {error.message}", param=PARAM) from None
+
+
+# -- Names of ways to quantise, as the setting `quantization` takes them. Torch-free.
+
+
+#: What weights of any checkpoint are rounded to while they load.
+ROUNDED = ("int8", "int4", "fp8")
+#: Formats of checkpoints, by vLLM's names, some of which say which kernel runs them: what the
+#: checkpoint's own format must be among.
+CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
+    "aqlm": ("aqlm",),
+    "auto_awq": ("awq",),
+    "auto_gptq": ("gptq",),
+    "awq": ("awq",),
+    "awq_marlin": ("awq",),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",),
+    "fbgemm_fp8": ("fp8",),
+    "gguf": ("gguf",),
+    "gpt_oss_mxfp4": ("mxfp4",),
+    "gptq": ("gptq",),
+    "gptq_marlin": ("gptq",),
+    "hqq": ("hqq",),
+    "inc": ("awq", "gptq"),
+    "ipex": ("awq", "gptq"),
+    "modelopt": ("modelopt",),
+    "modelopt_fp4": ("modelopt",),
+    "modelopt_mixed": ("modelopt",),
+    "modelopt_mxfp8": ("modelopt",),
+    "moe_wna16": ("awq", "gptq"),
+    "mxfp4": ("mxfp4",),
+    "squeezellm": ("squeezellm",),
+    "torchao": ("torchao",),
+}
+_AT_LOAD = "it rounds plain weights while they load: use int8, or int4 (or fp8 on a GPU)"
+#: Those of vLLM's that nothing here reads, and what to take instead.
+REFUSED_METHODS = {
+    "bitblas": "take the GPTQ checkpoint that it is made of",
+    "deepseek_v4_fp8": "take a GPTQ or AWQ checkpoint of the model",
+    "deepspeedfp": "it rounds plain weights while they load: use int8 (or fp8 on a GPU)",
+    "experts_int8": "it rounds plain weights while they load: use int8",
+    "fp8_per_block": _AT_LOAD,
+    "fp8_per_channel": _AT_LOAD,
+    "fp8_per_tensor": _AT_LOAD,
+    "fp_quant": "take the FP8, NVFP4, GPTQ or AWQ checkpoint of the model",
+    "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
+    "gptq_marlin_24": "take the GPTQ checkpoint that it is made of",
+    "humming": "it names kernels of a GPU, not a format: use the checkpoint's own, or leave it out",
+    "int8_per_channel_weight_only": _AT_LOAD,
+    "marlin": "take the GPTQ checkpoint that it is made of, with gptq",
+    "mxfp8": _AT_LOAD,
+    "neuron_quant": "it is for another device: use int8",
+    "nvfp4_per_token": _AT_LOAD,
+    "online": _AT_LOAD,
+    "ptpc_fp8": "it rounds plain weights while they load: use fp8 on a GPU, or int8",
+    "qqq": "take the GPTQ or the compressed-tensors checkpoint of the model",
+    "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
+    "tpu_int8": "it is for another device: use int8",
+}
+QUANTIZATIONS = (*ROUNDED, *CHECKPOINT_METHODS)
+
+
+LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
+#: vLLM's names for other readers of the same files.
+SAME_FORMATS = {
+    "hf": "auto",
+    "fastsafetensors": "safetensors",
+    "instanttensor": "safetensors",
+    "runai_streamer": "safetensors",
+}
+#: Formats of vLLM's that are something else here.
+OTHER_FORMATS = {
+    "gguf": "leave it out: a GGUF file is known by its name",
+    "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
+    "int8 or int4 rounds any other while it loads",
+    "mistral": "take the folder in the hub's format, with config.json",
+    "runai_streamer_sharded": "mount the bucket and give a folder",
+    "modelexpress": "mount the weights and give a folder",
+    "ipc_cache": "put the model to sleep instead of ending it, for fast starts",
+    "npccache": "the word is npcache",
+}
+#: Of `model_loader_extra_config`, by load_format.
+_KINDS = {str: "a text", int: "a number from 1 to 64", bool: "true or false"}
+_LOADER_KEYS: dict[str, dict[str, type]] = {
+    "sharded_state": {"pattern": str},
+    "tensorizer": {
+        "tensorizer_uri": str,
+        "encryption_keyfile": str,
+        "num_readers": int,
+        "verify_hash": bool,
+    },
+}
+
+
+def checked_format(name: Any, extra: Any) -> Any:
+    """The format by our name. Raises `ConfigError` for one that can't be had, and for keys that it
+    lacks.
+
+    Args:
+        extra: `model_loader_extra_config`, as it was given.
+    """
+    name = SAME_FORMATS.get(str(name), name)
+    other = OTHER_FORMATS.get(str(name))
+    if other is not None:
+        raise ConfigError(f"load_format={name} can't be used: {other}.", param="load_format")
+    known = _LOADER_KEYS.get(str(name), {})
+    for key, value in extra.items() if isinstance(extra, dict) else ():
+        kind = known.get(key)
+        number = kind is int and not (type(value) is int and 1 <= value <= 64)
+        if kind is None or type(value) is not kind or number:
+            words = [f"{each} ({_KINDS[known[each]]})" for each in sorted(known)]
+            raise ConfigError(
+                f"model_loader_extra_config: load_format={name} takes "
+                f"{' and '.join(words) or 'no settings'}, not {key}={value!r}.",
+                param="model_loader_extra_config",
+            )
+    return name

@@ -1,0 +1,303 @@
+"""What gateways and replicas say to each other about LoRA adapters. Torch-free.
+
+An adapter is its content: the sha256 over its configuration, its weights and the tokenizer that it
+brings. Its name is a pointer that a tenant may turn to other content at any time, so nothing is
+cached, billed or resumed by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.validation import shown
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+#: Where vLLM looks for rows that go behind those of a model's tables; only safetensors are read.
+NEW_TOKENS = "new_embeddings."
+NEW_TOKENS_FILE = f"{NEW_TOKENS}safetensors"
+#: What an adapter may bring of a tokenizer, whose texts are its requests' then.
+TOKENIZER_FILE, ADDED_TOKENS_FILE = "tokenizer.json", "added_tokens.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER_FILE, ADDED_TOKENS_FILE, "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+#: Bytes of a `tokenizer.json`, and of each of the files beside it, that a server takes.
+MAX_TOKENIZER_BYTES, MAX_BESIDE_BYTES = 1 << 26, 1 << 23
+#: All that an adapter may consist of, where it is no GGUF file.
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NEW_TOKENS_FILE, *TOKENIZER_FILES)
+#: Where an adapter's weights lie, nearest to the kernels first.
+TIERS = ("device", "host", "disk")
+_PIECE = 1 << 20
+
+
+class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The adapter that a request goes through.
+
+    Attributes:
+        digest: sha256 of the content, 64 hex digits, see `adapter_digest`.
+        name: what the client called it; for messages, logs and the ledger alone.
+        path: its folder (or GGUF file), shared by volume as models are. A replica that doesn't hold
+            the digest loads it from there and refuses a folder with another digest.
+        owner: the tenant it belongs to; "" for one that all share. For quotas of adapter memory.
+        tokenizer: sha256 of the tokenizer in that folder, see `tokenizer_digest`, by which its
+            prompts and texts are; "": by the model's.
+        vocab_size: tokens that its requests may hold, where its check has found that it brings
+            some; 0: the model's, or unknown. A replica goes by the adapter's own tables.
+    """
+
+    digest: str
+    name: str = ""
+    path: str = ""
+    owner: str = ""
+    tokenizer: str = ""
+    vocab_size: int = 0
+
+
+class AdapterState(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An adapter on one replica, as its heartbeat tells.
+
+    Attributes:
+        digest, name: as in `AdapterRef`; the name under which it was last asked for.
+        rank: the largest of its modules.
+        tier: one of `TIERS`.
+        num_bytes: of its weights in that tier.
+        pinned: never driven out.
+        num_running: requests that go through it now.
+        num_waiting: requests that wait for it.
+        load_seconds: how long the last load took.
+    """
+
+    digest: str
+    name: str = ""
+    rank: int = 0
+    tier: str = "disk"
+    num_bytes: int = 0
+    pinned: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    load_seconds: float = 0.0
+
+
+def digest_of(adapter: AdapterRef | None) -> str:
+    """The digest of a request's adapter, "" without one."""
+    return adapter.digest if adapter else ""
+
+
+def name_of(adapter: AdapterRef | None) -> str:
+    """What a client called its request's adapter, "" without one."""
+    return adapter.name if adapter else ""
+
+
+def adapter_files(path: Path) -> list[Path]:
+    """What makes an adapter up: PEFT's two files, there or not, vLLM's one of new tokens if it is
+    there, and what it brings of a tokenizer; or one GGUF file.
+    """
+    if path.is_file():
+        return [path]
+    new = path / NEW_TOKENS_FILE
+    own = [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+    return [*own, *tokenizer_files(path)]
+
+
+def tokenizer_files(path: Path) -> list[Path]:
+    """What an adapter brings of a tokenizer: nothing without the first or the second of them."""
+    found = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    return [path / name for name in found] if brings_tokenizer(found) else []
+
+
+def brings_tokenizer(names: Collection[str]) -> bool:
+    """Whether files of these names are a tokenizer, alone or beside the model's."""
+    return TOKENIZER_FILE in names or ADDED_TOKENS_FILE in names
+
+
+def adapter_digest(path: Path) -> str:
+    """Sha256 of an adapter's content, 64 hex digits; see `adapter_files`.
+
+    Each file goes in with its name and its size, so no two contents run together.
+    Raises InvalidRequest (param `path`) for a folder without the two files, OSError from reading.
+    """
+    return _digest([(file, "" if path.is_file() else file.name) for file in adapter_files(path)])
+
+
+def tokenizer_digest(path: Path) -> str:
+    """The same of an adapter's tokenizer, "" where it brings none. Raises OSError from reading."""
+    files = tokenizer_files(path)
+    return _digest([(file, file.name) for file in files]) if files else ""
+
+
+def _digest(files: list[tuple[Path, str]]) -> str:
+    digest = hashlib.sha256()
+    for file, name in files:
+        if not file.is_file():
+            raise InvalidRequest(f"The adapter has no file {file.name}.", param="path")
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+# -- Digests of adapters by the state of their files: what this process has hashed it needn't hash
+# again while nothing is written there. Torch-free.
+
+
+#: Of each file name, inode, size, and when its content and its entry changed last.
+FileStates = tuple[tuple[str, int, int, int, int], ...]
+
+#: Adapters that are remembered.
+_MOST = 4096
+#: A file system's clock moves in ticks: who writes twice within one leaves no trace of the second.
+#: Files that were written so lately are hashed again.
+_TICK_S = 0.1
+
+
+def file_states(path: Path) -> FileStates:
+    """Changes whenever one of the adapter's files is written or replaced. Raises OSError."""
+    stats = [(file.name, file.stat()) for file in adapter_files(path)]
+    return tuple(
+        (name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        for name, stat in stats
+    )
+
+
+class KnownDigests:
+    """Of adapters and of their tokenizers, by path. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Path, tuple[FileStates, str, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> tuple[str, str]:
+        """The digests of what is there now. Raises as `adapter_digest`."""
+        states = file_states(path)
+        found = self.known(path, states)
+        if found is None:
+            found = adapter_digest(path), tokenizer_digest(path)
+            self.note(path, states, *found)
+        return found
+
+    def known(self, path: Path, states: FileStates) -> tuple[str, str] | None:
+        """The digests of files in this state; None where nobody has hashed them."""
+        with self._lock:
+            found = self._known.get(path)
+            if found is None or found[0] != states:
+                return None
+            self._known.move_to_end(path)
+            return found[1:]
+
+    def note(self, path: Path, states: FileStates, digest: str, tokenizer: str) -> None:
+        """Files that were in this state before they were read, and are still, have these."""
+        written = max((max(state[3:]) for state in states), default=0)
+        if file_states(path) != states or time.time_ns() - written < _TICK_S * 1e9:
+            return
+        with self._lock:
+            self._known[path] = states, digest, tokenizer
+            self._known.move_to_end(path)
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+
+
+#: This process's.
+known_digests = KnownDigests()
+
+
+# -- `LoRARequest`: the adapter that a prompt goes through, as offline callers name it. Torch-free.
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """An adapter by its folder.
+
+    It is known by the content of its files: two requests for one content share it, whatever they
+    are called, and files that have changed are another adapter.
+
+    Attributes:
+        lora_name: for messages and figures.
+        lora_int_id: a number of the caller's, at least 1; nothing depends on it.
+        lora_path: the folder with adapter_config.json and adapter_model.safetensors, or a file of
+            GGUF. A tokenizer in it is that of the adapter's prompts and texts.
+        load_inplace: files that have changed are always read anew, so this changes nothing.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    load_inplace: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidRequest` for what can't be an adapter."""
+        for name in ("lora_name", "lora_path"):
+            value = getattr(self, name)
+            if not isinstance(value, str | Path) or not str(value):
+                raise InvalidRequest(f"{name} must be a text, got {shown(value)}.", param=name)
+        number = self.lora_int_id
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InvalidRequest(
+                f"lora_int_id must be a whole number of at least 1, got {shown(number)}.",
+                param="lora_int_id",
+            )
+
+    @property
+    def name(self) -> str:
+        """See `lora_name`."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """See `lora_int_id`."""
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        """See `lora_path`."""
+        return self.lora_path
+
+    def ref(self) -> AdapterRef:
+        """The adapter that its folder holds now.
+
+        Raises `InvalidRequest` (param `lora_request`) where it holds none.
+        """
+        path = Path(self.lora_path).expanduser().absolute()
+        try:
+            digest, tokenizer = known_digests.of(path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"The adapter {self.lora_name!r} can't be read from {path}: {error.strerror}.",
+                param="lora_request",
+            ) from error
+        return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
+
+
+def refs_of(given: Any, count: int) -> list[AdapterRef | None]:
+    """The adapters of `count` prompts: of `LoRARequest`, one for all, one a prompt, or None.
+
+    Raises `InvalidRequest` for anything else, and as `LoRARequest.ref`.
+    """
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    each = list(given) if several else [given] * count
+    if len(each) != count:
+        raise InvalidRequest(
+            f"{count} prompts need as many lora_request, got {len(each)}.", param="lora_request"
+        )
+    return [_ref(one) for one in each]
+
+
+def _ref(given: Any) -> AdapterRef | None:
+    if given is None:
+        return None
+    if not isinstance(given, LoRARequest):
+        raise InvalidRequest(
+            f"lora_request must be a LoRARequest, got {shown(given)}.", param="lora_request"
+        )
+    return given.ref()

@@ -1,0 +1,214 @@
+"""Traces by OpenTelemetry: one exporter a process, W3C context between processes. Torch-free.
+
+The packages are the extra `otel`; nothing of them is imported before a tracer is made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from engine.contract.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+
+# -- `QUIRE_LOGGING_CONFIG`: logging as an operator's file says. Torch-free.
+
+
+VARIABLE = "QUIRE_LOGGING_CONFIG"
+
+
+def logging_config() -> dict[str, Any] | None:
+    """What the file holds that the variable names, for `logging.config.dictConfig`; None: no file.
+
+    Raises `ConfigError` for a file that can't be read or holds no JSON object.
+    """
+    name = os.environ.get(VARIABLE, "").strip()
+    if not name:
+        return None
+    try:
+        found = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{VARIABLE}: {name} can't be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {name} isn't JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{VARIABLE}: {name} must hold a JSON object for logging's dictConfig.")
+    return found
+
+
+def apply_logging_config() -> bool:
+    """Log as that file says; whether there is one.
+
+    Raises `ConfigError` for one that `dictConfig` refuses.
+    """
+    config = logging_config()
+    if config is None:
+        return False
+    try:
+        logging.config.dictConfig(config)
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = error.__cause__ or error
+        raise ConfigError(f"{VARIABLE}: {error} ({reason})") from None
+    return True
+
+
+# -- Logging of the engine: one line a record (`LEVEL MM-DD HH:MM:SS file:line] text`), or JSON.
+
+
+class LineFormatter(logging.Formatter):
+    """vLLM's line format. Line breaks in a message are escaped, so that nobody can forge a line."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s", "%m-%d %H:%M:%S"
+        )
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The record's line; a traceback, if any, follows on lines of its own."""
+        return super().formatMessage(record).replace("\n", "\\n").replace("\r", "\\r")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the gateways' keys: at, level, logger, message, exception; of a
+    gateway's access line its fields as well.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON; `at` is UTC in ISO 8601 with milliseconds."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry = {
+            "at": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= getattr(record, "access", {})
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(level: str = "info") -> None:
+    """Log to standard error, as JSON where `QUIRE_LOG_STYLE` is `json`.
+
+    The file that `QUIRE_LOGGING_CONFIG` names replaces all of it. Raises `ConfigError` where it
+    can't be used.
+    """
+    if apply_logging_config():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = os.environ.get("QUIRE_LOG_STYLE") == "json"
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+#: What gateways and replicas read the endpoint from where no flag names it.
+OBSERVABILITY_VARIABLE = "QUIRE_OTLP_TRACES_ENDPOINT"
+_PATH = "/v1/traces"
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The endpoint with its path. Raises `ConfigError` for what is no address."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+        raise ConfigError(
+            "otlp_traces_endpoint must be an address such as http://127.0.0.1:4318 or "
+            f"grpc://127.0.0.1:4317, got {endpoint!r}.",
+            param="otlp_traces_endpoint",
+        )
+    bare = parts.scheme != "grpc" and parts.path in ("", "/")
+    return parts._replace(path=_PATH).geturl() if bare else endpoint
+
+
+def _exporter_class(scheme: str) -> Any:
+    try:
+        import opentelemetry.sdk.trace  # noqa: F401 - whether it's there
+
+        if scheme == "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+
+            return over_grpc.OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+
+        return over_http.OTLPSpanExporter
+    except ImportError as error:
+        extra = "opentelemetry-exporter-otlp-proto-grpc" if scheme == "grpc" else "'quire[otel]'"
+        raise ConfigError(
+            f"Traces need a package that isn't installed ({error.name}): pip install {extra}.",
+            param="otlp_traces_endpoint",
+        ) from None
+
+
+class Tracing:
+    """Spans of this process, sent in batches by a thread of OpenTelemetry's.
+
+    Args:
+        endpoint: where to, see `check_endpoint`.
+        service: the `service.name`, unless OTEL_SERVICE_NAME says another.
+        instance: the `service.instance.id`.
+
+    OpenTelemetry's own variables hold too: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...
+    Raises `ConfigError` for what is no address, and without the extra's packages.
+    """
+
+    def __init__(self, endpoint: str, service: str, instance: str) -> None:
+        endpoint = check_endpoint(endpoint)
+        scheme = urlsplit(endpoint).scheme
+        exporter = _exporter_class(scheme)(
+            endpoint=endpoint.replace("grpc://", "http://", 1), **_insecure(scheme)
+        )
+        self._provider = _provider(service, instance, exporter)
+        self.tracer: Tracer = self._provider.get_tracer("quire")
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most, and end."""
+        self._provider.force_flush(5000)
+        self._provider.shutdown()
+
+
+def _insecure(scheme: str) -> dict[str, bool]:
+    return {"insecure": True} if scheme == "grpc" else {}
+
+
+def _provider(service: str, instance: str, exporter: Any) -> TracerProvider:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name = os.environ.get("OTEL_SERVICE_NAME") or service
+    resource = Resource.create({"service.name": name, "service.instance.id": instance})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def context_of(headers: Mapping[str, str]) -> Any:
+    """The context that `traceparent` and `tracestate` tell of; an empty one if they don't."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(headers, context=Context())
+
+
+def headers_of(span: Span) -> dict[str, str]:
+    """`traceparent`, and `tracestate` if there is one, that name this span as the parent."""
+    from opentelemetry.trace import set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, context=set_span_in_context(span))
+    return carrier

@@ -1,0 +1,80 @@
+"""What redis_keys.py takes from engine.contract.messages."""
+
+from __future__ import annotations
+
+KEY_PREFIX = "quire"
+
+
+def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's heartbeat."""
+    return f"{prefix}:replica:{replica_id}"
+
+
+def replicas_key(prefix: str = KEY_PREFIX) -> str:
+    """Key of the set of replica ids."""
+    return f"{prefix}:replicas"
+
+
+def owner_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of the incarnation that serves under a replica's id."""
+    return f"{prefix}:owner:{replica_id}"
+
+
+def news_key(prefix: str = KEY_PREFIX) -> str:
+    """Channel on which replicas' beginnings and ends are told."""
+    return f"{prefix}:news"
+
+
+def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's inbox stream."""
+    return f"{prefix}:inbox:{replica_id}"
+
+
+def log_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of the last lines that a replica wrote."""
+    return f"{prefix}:log:{replica_id}"
+
+
+def layers_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of what became of a replica's layers at its last load."""
+    return f"{prefix}:layers:{replica_id}"
+
+
+def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a gateway process's outbox stream."""
+    return f"{prefix}:outbox:{gateway_id}"
+
+
+def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of what a gateway has read of its outbox: "request/output" -> tokens."""
+    return f"{prefix}:progress:{gateway_id}"
+
+
+def written_key(prefix: str = KEY_PREFIX) -> str:
+    """Key of the engine's own count of what it has written: what the ledger is held against."""
+    return f"{prefix}:written"
+
+
+def output_field(request_id: str, index: int) -> str:
+    """Of `written_key`'s hash: the output's tokens so far, over all attempts."""
+    return f"{request_id}/{index}"
+
+
+def prompt_field(request_id: str) -> str:
+    """Of `written_key`'s hash: the request's prompt tokens."""
+    return f"{request_id}/p"
+
+
+def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of an open stream of a gateway: a hash.
+
+    `open` says how to go on with it, `epoch` counts who took it over, `prompt` and `billed` are the
+    tokens that were settled when it was given up, `numerics:N` says which bits made its request N,
+    `told` is there once tokens went to the client.
+    """
+    return f"{prefix}:stream:{stream}"
+
+
+def first_attempt(request_id: str) -> str:
+    """A request's id without the number of its attempt: what gateways call it."""
+    return request_id.partition("~")[0]

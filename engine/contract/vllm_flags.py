@@ -1,0 +1,575 @@
+"""A setting of vLLM's that Quire has no setting for: what it means here. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.contract.errors import ConfigError
+
+Kind = type[bool] | type[int] | type[float] | type[str] | type[dict] | type[list]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A setting of vLLM's.
+
+    Attributes:
+        name, kind, short: as in vLLM's command line.
+        note: what it means here, for the table and for a refusal.
+        takes: values that change nothing here; None: every value of its kind.
+        becomes: settings of ours that a value stands for.
+        choices: words that vLLM knows for it, where we take some of them.
+    """
+
+    name: str
+    kind: Kind
+    note: str
+    takes: tuple[Any, ...] | None = ()
+    becomes: Callable[[Any], dict[str, Any]] | None = None
+    short: tuple[str, ...] = ()
+
+    def resolve(self, value: Any) -> dict[str, Any]:
+        """The settings of ours that this value stands for. Raises `ConfigError`."""
+        if value is None:
+            return {}
+        if not self._fits(value):
+            raise ConfigError(
+                f"{self.name} must be {self.kind.__name__}, got {value!r}.", param=self.name
+            )
+        if self.becomes is not None:
+            return self.becomes(value)
+        if self.takes is None or any(_same(value, taken) for taken in self.takes):
+            return {}
+        raise ConfigError(f"{self.name}={value!r} can't be used: {self.note}", param=self.name)
+
+    def _fits(self, value: Any) -> bool:
+        if self.kind is float:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        if self.kind is int:
+            return isinstance(value, int) and not isinstance(value, bool)
+        if self.kind is dict:
+            return isinstance(value, Mapping)
+        if self.kind is list:
+            return isinstance(value, Sequence) and not isinstance(value, str)
+        return isinstance(value, self.kind)
+
+    @property
+    def outcome(self) -> str:
+        """ "becomes", "accepted", "refused", or "accepted as ..." where only some values are."""
+        if self.becomes is not None:
+            return "becomes ours"
+        if self.takes is None:
+            return "accepted, changes nothing"
+        neutral = [taken for taken in self.takes if taken not in (None, False, "", {}, [])]
+        if neutral:
+            return f"accepted as {' or '.join(map(str, neutral))}"
+        return "refused"
+
+
+def _same(value: Any, taken: Any) -> bool:
+    if isinstance(value, bool) or isinstance(taken, bool):
+        return value is taken
+    return bool(value == taken)
+
+
+def nothing(name: str, kind: Kind, note: str, **more: Any) -> Foreign:
+    """One that is taken and changes nothing."""
+    return Foreign(name, kind, note, takes=None, **more)
+
+
+def only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any) -> Foreign:
+    """One of which some values change nothing, and others are refused."""
+    return Foreign(name, kind, note, takes=takes, **more)
+
+
+def several(make: Callable[[str], Foreign], names: str) -> tuple[Foreign, ...]:
+    """Those with one meaning, by their names."""
+    return tuple(make(name) for name in names.split())
+
+
+# -- vLLM's settings of drafts, which are keys of `speculative_config` here. See `vllm_settings`.
+
+
+_OURS = "speculative_config"
+
+
+def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> Foreign:
+    """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
+    which asks for no drafts.
+    """
+
+    def becomes(value: Any) -> dict[str, Any]:
+        return {_OURS: {key: value}} if value and value != usual else {}
+
+    return Foreign(name, kind, f"`{_OURS}`, `{key}`", becomes=becomes, **more)
+
+
+#: In the order of vLLM's manual.
+OF_THE_MANUAL: tuple[Foreign, ...] = (
+    _drafts("speculative_model", str, "model"),
+    _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
+    _drafts("speculative_model_quantization", str, "quantization"),
+    _drafts(
+        "speculative_draft_tensor_parallel_size",
+        int,
+        "draft_tensor_parallel_size",
+        usual=1,
+        short=("-spec-draft-tp",),
+    ),
+    _drafts("speculative_max_model_len", int, "max_model_len"),
+    _drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
+    _drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
+    _drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
+    _drafts("spec_decoding_acceptance_method", str, "acceptance_method", usual="rejection_sampler"),
+    _drafts(
+        "typical_acceptance_sampler_posterior_threshold", float, "posterior_threshold", usual=0.09
+    ),
+    _drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
+)
+
+OF_LATER_RELEASES: tuple[Foreign, ...] = (
+    _drafts("spec_method", str, "method"),
+    _drafts("spec_model", str, "model"),
+    _drafts("spec_tokens", int, "num_speculative_tokens"),
+)
+
+
+def check_source(derived: Mapping[str, Any], first_given: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where such settings don't say where drafts come from.
+
+    `derived`: settings of ours that vLLM's became; `first_given`: of which each came first.
+    """
+    given = first_given.get(_OURS)
+    if given is not None and not {"model", "method"} & derived[_OURS].keys():
+        raise ConfigError(
+            f"{given} needs speculative_model, which says where drafts come from.", param=given
+        )
+
+
+# -- Settings that later releases of vLLM (to 0.33) have beside the manual's. See `vllm_settings`.
+
+
+_NO_MEDIA = "models are served for text alone."
+_ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
+_OTHERS = "it is about several devices, and an engine runs on one."
+_BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
+_STATES = "states of such layers are kept in float32, a row of them for each sequence."
+_MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
+_OFFLOAD = "weights and KV blocks stay on their device. Use quantization for less memory."
+_SCHEDULER = "there is one scheduler; see scheduling_policy."
+_READING = "weights are mapped from their files, in threads of their own."
+
+
+def _of(kind: Kind, note: str, names: str) -> tuple[Foreign, ...]:
+    """Taken, whatever is said."""
+    return several(lambda name: nothing(name, kind, note), names)
+
+
+def _but(kind: Kind, takes: tuple[Any, ...], note: str, names: str) -> tuple[Foreign, ...]:
+    """Taken for these values."""
+    return several(lambda name: only(name, kind, takes, note), names)
+
+
+def _as(name: str, kind: Kind, ours: str, **more: Any) -> Foreign:
+    """Another name of a setting of ours."""
+    return Foreign(name, kind, f"`{ours}`", becomes=lambda value: {ours: value}, **more)
+
+
+NEWER: tuple[Foreign, ...] = (
+    _as("device_memory_utilization", float, "gpu_memory_utilization"),
+    _as("max_num_queued_reqs", int, "max_waiting"),
+    _as("max_num_scheduled_tokens", int, "max_num_batched_tokens"),
+    *OF_LATER_RELEASES,
+    # Images, audio, video.
+    *_of(
+        str,
+        _NO_MEDIA,
+        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path "
+        "mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm "
+        "mm_processor_cache_type mm_processor_device mm_tensor_ipc video_pruning_method",
+    ),
+    *_of(
+        float,
+        _NO_MEDIA,
+        "mm_encoder_fp8_scale_save_margin mm_ipc_gpu_memory_gb mm_shm_cache_max_object_size_mb "
+        "video_pruning_rate",
+    ),
+    *_of(
+        bool,
+        _NO_MEDIA,
+        "language_model_only disable_chunked_mm_input interleave_mm_strings "
+        "mm_device_do_normalize enable_tower_connector_lora",
+    ),
+    *_of(dict, _NO_MEDIA, "media_io_kwargs default_mm_loras"),
+    *_of(list, _NO_MEDIA, "allowed_media_domains"),
+    *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
+    # Several devices.
+    *_but(int, (1,), _ONE_DEVICE, "prefill_context_parallel_size nnodes data_parallel_size_local"),
+    *_but(int, (0,), _ONE_DEVICE, "node_rank data_parallel_rank data_parallel_start_rank"),
+    *_but(
+        bool,
+        (False,),
+        _ONE_DEVICE,
+        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb "
+        "enable_dbo enable_elastic_ep enable_ep_weight_filter enable_eplb enable_fault_tolerance",
+    ),
+    *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
+    *_of(
+        str,
+        _OTHERS,
+        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend "
+        "expert_placement_strategy master_addr",
+    ),
+    *_of(
+        int,
+        _OTHERS,
+        "cp_kv_cache_interleave_size data_parallel_rpc_port dbo_decode_token_threshold "
+        "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
+        "cpu_distributed_timeout_seconds elastic_ep_max_dp_size master_port ubatch_size",
+    ),
+    *_of(bool, _OTHERS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
+    *_of(dict, _OTHERS, "eplb_config fault_tolerance_config"),
+    # What computes.
+    *_but(
+        str,
+        ("auto",),
+        _BACKENDS,
+        "gdn_prefill_backend kda_decode_backend kda_prefill_backend linear_backend mamba_backend "
+        "moe_backend sparse_indexer_topk_backend",
+    ),
+    *_but(dict, ({},), _BACKENDS, "ir_op_priority kernel_config"),
+    *_of(bool, _BACKENDS, "enable_flashinfer_autotune use_fp64_gumbel"),
+    *_but(str, ("auto", "float32"), _STATES, "mamba_cache_dtype mamba_ssm_cache_dtype"),
+    *_but(str, ("none",), _STATES, "mamba_cache_mode"),
+    *_of(int, _STATES, "mamba_block_size"),
+    only("max_cudagraph_capture_size", int, (), "name them all: cudagraph_capture_sizes."),
+    only("performance_mode", str, ("balanced",), "see optimization_level."),
+    # Memory.
+    *_but(float, (0,), _OFFLOAD, "offload_group_size offload_num_in_group offload_prefetch_step"),
+    *_but(str, ("auto", "native"), _OFFLOAD, "kv_offloading_backend offload_backend"),
+    *_but(list, ([],), _OFFLOAD, "cpu_offload_params offload_params"),
+    *_but(list, ([],), "kv_cache_dtype is of all layers.", "kv_cache_dtype_skip_layers"),
+    *_of(str, "memory sleeps by enable_sleep_mode alone.", "sleep_mode_backend"),
+    # Reading.
+    *_of(str, _READING, "safetensors_load_strategy"),
+    *_of(int, _READING, "safetensors_prefetch_block_size safetensors_prefetch_num_threads"),
+    only("pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."),
+    only("quantization_config", dict, ({},), "config.json tells how a checkpoint is quantised."),
+    only("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
+    only("allow_deprecated_quantization", bool, (False,), "see docs/quantization.md for what is."),
+    # Steps.
+    only("max_num_active_seqs", int, (), "max_num_seqs says how many may run."),
+    only("max_num_queued_tokens", int, (), "max_waiting says how many requests may wait."),
+    only("prefill_schedule_interval", int, (1,), "see prefill_tokens_beside_decodes."),
+    only("long_prefill_token_threshold_adaptive", bool, (False,), "name a number of tokens."),
+    nothing("scheduler_reserve_full_isl", bool, "blocks are taken as they are needed."),
+    only("scheduler_cls", str, ("",), _SCHEDULER),
+    only("stream_interval", int, (1,), "each token is sent as it comes."),
+    only("shutdown_timeout", float, (), "QUIRE_DRAIN_SECONDS says how long requests may go on."),
+    nothing("renderer_num_workers", int, "gateways tokenise, in threads of their own."),
+    only("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
+    only("kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."),
+    only("reasoning_config", dict, ({},), "how reasoning ends is the reasoning parser's to say."),
+    only("reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending/plugins.md."),
+    # Figures.
+    *_of(str, "all figures are always shown.", "show_hidden_metrics_for_version"),
+    *_of(bool, "each replica logs a line of its own.", "aggregate_engine_logging"),
+    *_but(
+        bool,
+        (False,),
+        _MEASURED,
+        "cudagraph_metrics enable_layerwise_nvtx_tracing enable_logging_iteration_details "
+        "enable_mfu_metrics enable_trace_replay per_request_spec_decode_metrics",
+    ),
+    only("profiler_config", dict, ({},), "give start_profile a folder, or POST /start_profile."),
+    only("custom_histogram_buckets", dict, ({},), "buckets are those of vLLM's own metrics."),
+    # Adapters.
+    only("lora_target_modules", list, ([],), "an adapter's own configuration names its modules."),
+    *_of(
+        bool,
+        "adapters of all kinds may stand beside each other.",
+        "enable_mixed_moe_lora_format enable_moe_shared_loras specialize_active_lora",
+    ),
+    *_of(int, "an adapter's head may have any number of labels.", "max_lora_cls_labels"),
+    # Weights and caches from elsewhere.
+    *_but(
+        dict,
+        ({},),
+        "weights and KV blocks stay where they are.",
+        "ec_manager_config ec_transfer_config weight_transfer_config",
+    ),
+    only("enable_return_routed_experts", bool, (False,), "no experts are told of."),
+)
+
+
+# -- vLLM's engine settings that Quire has no setting for: what each means here. Torch-free.
+#
+# Each is taken where it changes nothing here, becomes a setting of ours, or is refused by a
+# sentence
+# that says what to do. A setting that `EngineConfig` has by the same name never comes here.
+
+
+def _attention_config(value: Any) -> dict[str, Any]:
+    for key in value:
+        if key != "backend":
+            raise ConfigError(
+                f"attention_config.{key} can't be used: a backend chooses its own details; "
+                "there is attention_config.backend.",
+                param="attention_config",
+            )
+    return {"attention_backend": value["backend"]} if value.get("backend") else {}
+
+
+_COMPILED = {
+    "cudagraph_mode": "cudagraph_mode",
+    "cudagraph_capture_sizes": "cudagraph_capture_sizes",
+}
+
+
+def _compilation_config(value: Any) -> dict[str, Any]:
+    found = {}
+    for key, each in value.items():
+        if key in ("level", "mode") and isinstance(each, int) and not isinstance(each, bool):
+            found["optimization_level"] = each
+        elif key in _COMPILED:
+            found[_COMPILED[key]] = each
+        else:
+            raise ConfigError(
+                f"compilation_config.{key} can't be used: models aren't compiled by torch; there "
+                "are mode, cudagraph_mode and cudagraph_capture_sizes.",
+                param="compilation_config",
+            )
+    return found
+
+
+_TASKS = {
+    "auto": {},
+    "generate": {"runner": "generate"},
+    "embed": {"runner": "pooling", "convert": "embed"},
+    "embedding": {"runner": "pooling", "convert": "embed"},
+    "classify": {"runner": "pooling", "convert": "classify"},
+    "score": {"runner": "pooling"},
+    "reward": {"runner": "pooling"},
+    "encode": {"runner": "pooling"},
+}
+
+
+def _task(value: Any) -> dict[str, Any]:
+    if value not in _TASKS:
+        raise ConfigError(f"task must be one of {', '.join(_TASKS)}; got {value!r}.", param="task")
+    return dict(_TASKS[value])
+
+
+def _kv_bytes(value: Any) -> dict[str, Any]:
+    return {"cpu_kvcache_space": value / 2**30}
+
+
+_vllm_settings_ONE_DEVICE = (
+    "an engine runs on one device. For more throughput run more replicas "
+    "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
+)
+_ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
+_NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
+_NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
+
+#: In the order of vLLM's manual.
+_OF_THE_MANUAL: tuple[Foreign, ...] = (
+    only(
+        "tokenizer_mode",
+        str,
+        ("auto", "hf", "fast"),
+        "fast tokenizers alone are used. Convert a slow one with transformers, and leave it out.",
+    ),
+    only(
+        "code_revision",
+        str,
+        (),
+        "code comes with the model: give its commit as revision, or a folder as model.",
+    ),
+    only(
+        "tokenizer_revision",
+        str,
+        (),
+        "the tokenizer comes with the model: give revision, or a folder as tokenizer.",
+    ),
+    only(
+        "config_format",
+        str,
+        ("auto", "hf"),
+        "a model's config.json is read, or a GGUF file's header.",
+    ),
+    only(
+        "hf_config_path",
+        str,
+        (),
+        "config.json is read from the model's folder; hf_overrides changes it.",
+    ),
+    only("hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."),
+    nothing(
+        "guided_decoding_backend", str, "grammars are enforced by llguidance, whatever is named."
+    ),
+    nothing(
+        "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
+    ),
+    only("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
+    only("worker_use_ray", bool, (False,), _NO_RAY),
+    only("engine_use_ray", bool, (False,), _NO_RAY),
+    only("ray_workers_use_nsight", bool, (False,), _NO_RAY),
+    only("pipeline_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-pp",)),
+    only("tensor_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-tp",)),
+    only("data_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dp",)),
+    only("decode_context_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dcp",)),
+    only("enable_expert_parallel", bool, (False,), _vllm_settings_ONE_DEVICE, short=("-ep",)),
+    nothing("max_parallel_loading_workers", int, "one process loads the model, part by part."),
+    nothing("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
+    nothing("use_v2_block_manager", bool, "there is one block manager."),
+    nothing("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
+    nothing(
+        "swap_space",
+        float,
+        "preempted sequences are computed again, so no host memory is set aside.",
+    ),
+    only(
+        "cpu_offload_gb",
+        float,
+        (0,),
+        "weights stay on their device. Use --quantization for less memory.",
+    ),
+    only(
+        "preemption_mode", str, ("recompute",), "preempted sequences are computed again: recompute."
+    ),
+    nothing(
+        "max_context_len_to_capture",
+        int,
+        "CUDA graphs are captured for numbers of tokens, of any context.",
+    ),
+    nothing(
+        "max_seq_len_to_capture",
+        int,
+        "CUDA graphs are captured for numbers of tokens, of any context.",
+    ),
+    nothing("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
+    nothing("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
+    nothing("tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."),
+    nothing(
+        "lora_extra_vocab_size",
+        int,
+        "an adapter's own tokens have their room beside it, whatever is set aside.",
+    ),
+    nothing(
+        "long_lora_scaling_factors",
+        list,
+        "each adapter is run by its own configuration, and rotary embeddings are the model's.",
+    ),
+    nothing("fully_sharded_loras", bool, "one device has nothing to share out."),
+    only("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
+    only(
+        "scheduler_delay_factor",
+        float,
+        (0,),
+        "prompts start as soon as there is room. Leave it out.",
+    ),
+    *OF_THE_MANUAL,
+    only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
+    nothing("use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."),
+    only("collect_detailed_traces", str, (), _NO_TRACES),
+    nothing("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
+    nothing("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
+    nothing("disable_log_requests", bool, "prompts are never logged."),
+    only("enable_log_requests", bool, (False,), "prompts are never logged."),
+    nothing("max_log_len", int, "prompts are never logged."),
+    only(
+        "prefix_caching_hash_algo",
+        str,
+        ("sha256", "sha256_cbor", "builtin"),
+        "blocks are hashed with sha256 alone: with a weaker hash tenants could meet in one.",
+    ),
+    Foreign("task", str, "`runner` and `convert`", becomes=_task),
+    Foreign(
+        "attention_config", dict, "`attention_backend`", becomes=_attention_config, short=("-ac",)
+    ),
+    Foreign(
+        "compilation_config",
+        dict,
+        "`optimization_level`, `cudagraph_mode`, `cudagraph_capture_sizes`",
+        becomes=_compilation_config,
+        short=("-cc",),
+    ),
+    Foreign("kv_cache_memory_bytes", int, "`cpu_kvcache_space`", becomes=_kv_bytes),
+    Foreign(
+        "override_pooler_config",
+        dict,
+        "`pooler_config`",
+        becomes=lambda value: {"pooler_config": dict(value)},
+    ),
+    only(
+        "logprobs_mode",
+        str,
+        ("raw_logprobs",),
+        "log probabilities are the model's own: raw_logprobs.",
+    ),
+    nothing("limit_mm_per_prompt", dict, _NO_MEDIA),
+    nothing("mm_processor_kwargs", dict, _NO_MEDIA),
+    nothing("mm_processor_cache_gb", float, _NO_MEDIA),
+    nothing("skip_mm_profiling", bool, _NO_MEDIA),
+    nothing("allowed_local_media_path", str, _NO_MEDIA),
+    nothing("disable_async_output_proc", bool, "see async_scheduling."),
+    nothing("disable_cascade_attn", bool, "there is no cascade attention."),
+    only("num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."),
+    nothing("multi_step_stream_outputs", bool, "each token is sent as it comes."),
+    only("kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."),
+    only(
+        "kv_events_config", dict, ({},), "events of single blocks aren't published. Leave it out."
+    ),
+    only("kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."),
+    only(
+        "worker_cls",
+        str,
+        ("auto",),
+        "the device names its worker; see the entry points quire.devices.",
+    ),
+    only("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
+    only("additional_config", dict, ({},), "devices take no settings of their own."),
+)
+FOREIGN: tuple[Foreign, ...] = (*_OF_THE_MANUAL, *NEWER)
+BY_NAME: Mapping[str, Foreign] = {setting.name: setting for setting in FOREIGN}
+
+
+def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Settings by vLLM's names, as ours alone.
+
+    Args:
+        known: names of our settings; these are left as they are.
+
+    Raises:
+        ConfigError: of an unknown name (with `param`), or one that can't be used.
+    """
+    ours: dict[str, Any] = {}
+    derived: dict[str, Any] = {}
+    #: By setting of ours, the first of vLLM's that became it.
+    first_given: dict[str, str] = {}
+    for given, value in values.items():
+        name = str(given).replace("-", "_")
+        if name in known:
+            ours[name] = _first(value) if name == "served_model_name" else value
+        elif name in BY_NAME:
+            for key, each in BY_NAME[name].resolve(value).items():
+                first_given.setdefault(key, name)
+                several = isinstance(each, dict) and isinstance(derived.get(key), dict)
+                derived[key] = {**derived[key], **each} if several else each
+        else:
+            raise ConfigError(f"{given} is no engine setting.", param=str(given))
+    check_source(derived, first_given)
+    for name, value in derived.items():
+        if ours.get(name) is not None and ours[name] != value:
+            raise ConfigError(
+                f"{name} is given twice, as {ours[name]!r} and {value!r}.", param=name
+            )
+    return {**ours, **derived}
+
+
+def _first(names: Any) -> Any:
+    """Of several names of a model the first: what outputs and figures are told under."""
+    return names[0] if isinstance(names, list | tuple) and names else names

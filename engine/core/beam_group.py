@@ -1,0 +1,146 @@
+"""`BeamGroup`: the beams of one request as sequences of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.contract.messages import TokenDelta, TokenLogprobs
+from engine.sampling.beam_search import BeamSearch, Hypothesis, Move
+from engine.scheduler import Request, Scheduler, Sequence, StepPlan
+
+
+@dataclass(slots=True, eq=False)
+class BeamRequest(Request):
+    """A request whose sequences are the beams of one search."""
+
+    #: Set once it has its sequences.
+    beams: BeamGroup | None = None
+
+    def let_go(self) -> None:
+        """As of any request; its group knows it too."""
+        Request.let_go(self)
+        self.beams = None
+
+
+class BeamGroup:
+    """As many sequences as there are beams, one a beam.
+
+    A beam that goes on with one token keeps its sequence and its blocks. Where it goes on with
+    several, sequences of beams that were given up take over its tokens and begin anew: they share
+    its full blocks through the prefix cache, and compute the rest of the last one again.
+
+    All beams must have their candidates before any can go on, so a beam that has them isn't
+    scheduled meanwhile; if nothing else can run, its blocks are taken (`Scheduler.park_idle`).
+    """
+
+    def __init__(
+        self, request: Request, ends: frozenset[int], max_tokens: int, *, capped: bool
+    ) -> None:
+        """The beams of `request.sequences`, of which all but the first are parked.
+
+        `capped`: `max_tokens` is the server's cap, not the client's wish.
+        """
+        params = request.message.sampling
+        self.request = request
+        self._capped = capped
+        self.search = BeamSearch(
+            params.beam_width,
+            ends,
+            max_tokens,
+            params.length_penalty,
+            params.early_stopping,
+            params.logprobs,
+        )
+        #: The sequences of `search.running`, and those without a beam.
+        self._live = request.sequences[:1]
+        self._spare = request.sequences[1:]
+        self._candidates: dict[int, TokenLogprobs] = {}
+        #: Steps that were planned before the beams last moved tell nothing of them.
+        self._moved_at = 0
+
+    def take(
+        self,
+        sequence: Sequence,
+        candidates: TokenLogprobs,
+        plan: StepPlan,
+        scheduler: Scheduler,
+    ) -> bool:
+        """Take over a beam's candidates; True when all beams have theirs."""
+        if plan.step <= self._moved_at:
+            return False
+        if sequence not in self._live:
+            scheduler.park(sequence)
+            return False
+        self._candidates[sequence.seq_id] = candidates
+        return len(self._candidates) == len(self._live)
+
+    def advance(self, scheduler: Scheduler) -> bool:
+        """Move all beams by one token; True when the search is over."""
+        candidates = [self._candidates[sequence.seq_id] for sequence in self._live]
+        moves = self.search.advance(candidates)
+        self._candidates.clear()
+        self._moved_at = scheduler.num_steps
+        if not self.search.done:
+            self._move(moves, scheduler)
+        return self.search.done
+
+    def _move(self, moves: list[Move], scheduler: Scheduler) -> None:
+        """Give each new beam a sequence."""
+        old, self._live = self._live, []
+        kept = {move.parent for move in moves}
+        free = [each for place, each in enumerate(old) if place not in kept] + self._spare
+        forks: list[Sequence] = []
+        stays: list[tuple[Sequence, int]] = []
+        for parent, token_id in moves:
+            sequence = old[parent]
+            if parent in kept:
+                kept.remove(parent)
+                stays.append((sequence, token_id))
+            else:
+                sequence = self._fork(old[parent], free.pop(), token_id)
+                forks.append(sequence)
+            self._live.append(sequence)
+        # Only now, since forks are made from what their parents were.
+        for sequence, token_id in stays:
+            scheduler.append(sequence, token_id)
+        for sequence in forks:
+            scheduler.restart(sequence)
+        for sequence in free:
+            scheduler.park(sequence)
+        self._spare = free
+
+    @staticmethod
+    def _fork(parent: Sequence, child: Sequence, token_id: int) -> Sequence:
+        """`child` with the parent's tokens and one more."""
+        child.token_ids = [*parent.token_ids, token_id]
+        child.block_hashes = parent.block_hashes.copy()
+        return child
+
+    def deltas(self) -> list[TokenDelta]:
+        """The outputs, best first, each in one delta."""
+        message = self.request.message
+        first = self.request.sequences[0]
+        found = self.search.outputs(message.sampling.n)
+        deltas = [self._delta(index, hypothesis) for index, hypothesis in enumerate(found)]
+        deltas[0].prompt_logprobs = first.prompt_logprobs
+        return deltas
+
+    def _delta(self, index: int, hypothesis: Hypothesis) -> TokenDelta:
+        first = self.request.sequences[0]
+        stops = self.request.message.sampling.stop_token_ids or ()
+        last = hypothesis.token_ids[-1] if hypothesis.token_ids else -1
+        reason = "stop"
+        if hypothesis.by_length:
+            reason = "budget" if self._capped else "length"
+        return TokenDelta(
+            request_id=self.request.request_id,
+            index=index,
+            token_ids=hypothesis.token_ids,
+            logprobs=hypothesis.entries or None,
+            finish_reason=reason,
+            stop_reason=last if reason == "stop" and last in stops else None,
+            cumulative_logprob=hypothesis.log_prob,
+            num_prompt_tokens=first.num_prompt_tokens,
+            num_cached_tokens=first.num_cached_tokens,
+            flight=first.flight,
+        )

@@ -1,0 +1,114 @@
+"""`Profile`: what the engine computes, as a trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from engine.contract.errors import InvalidRequest
+
+
+class Profile:
+    """At most one profile of this process at a time."""
+
+    def __init__(self) -> None:
+        self._running: profile | None = None
+        self._folder = Path()
+
+    @property
+    def runs(self) -> bool:
+        """Whether one has begun and not ended."""
+        return self._running is not None
+
+    def start(self, folder: str | None = None) -> None:
+        """Begin. `folder`: where the file goes; None: a new temporary one.
+
+        Raises `InvalidRequest` while one runs, or where the folder can't be made.
+        """
+        if self._running is not None:
+            raise InvalidRequest("A profile runs already.", param="profile")
+        try:
+            self._folder = Path(folder or tempfile.mkdtemp(prefix="quire-profile-"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(
+                f"The profile's folder can't be made: {error}", param="folder"
+            ) from error
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._running = profile(activities=activities)
+        self._running.start()
+
+    def stop(self) -> str:
+        """End; the file. Raises `InvalidRequest` unless one runs, or where it can't be written."""
+        if self._running is None:
+            raise InvalidRequest("No profile runs.", param="profile")
+        running, self._running = self._running, None
+        running.stop()
+        try:
+            with tempfile.NamedTemporaryFile(
+                dir=self._folder, suffix=".json", delete=False
+            ) as file:
+                path = Path(file.name)
+            running.export_chrome_trace(str(path))
+            if not _is_whole(path):
+                path.unlink()
+                Path(f"{path}.tmp").unlink(missing_ok=True)
+                raise OSError(f"{path} couldn't be written whole")
+        except OSError as error:
+            raise InvalidRequest(f"The profile is lost: {error}", param="profile") from error
+        return str(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace was written to its end, where its own name stands: torch only prints what
+    goes wrong.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4096))
+        end = file.read().rstrip()
+    return end.endswith(b"}") and os.fsencode(path.name) in end
+
+
+# -- A replica's profile, which an operator begins and ends.
+
+
+#: A profile that nobody stops ends by itself: each step's events stay in memory.
+MAX_STEPS = 1000
+
+
+class Profiler:
+    """At most one profile at a time. All calls come from the thread that runs the steps."""
+
+    def __init__(self) -> None:
+        self._profile = Profile()
+        self._steps = 0
+
+    def start(self) -> tuple[bool, str]:
+        """Begin: whether it could be done, and why not."""
+        try:
+            self._profile.start()
+        except InvalidRequest as error:
+            return False, error.message
+        self._steps = 0
+        return True, f"It ends by itself after {MAX_STEPS} steps."
+
+    def stop(self) -> tuple[bool, str]:
+        """End it: whether there was one, and the file with the trace."""
+        try:
+            return True, self._profile.stop()
+        except InvalidRequest as error:
+            return False, error.message
+
+    def step(self) -> str:
+        """Count a step; what became of the profile when that ended it, else ""."""
+        if not self._profile.runs:
+            return ""
+        self._steps += 1
+        return self.stop()[1] if self._steps >= MAX_STEPS else ""

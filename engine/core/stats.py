@@ -1,0 +1,307 @@
+"""What the engine counts: totals for the metrics, and each sequence's flight record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import WARM_UP, EngineRequest, FlightRecord, TokenDelta
+from engine.contract.metrics import Histograms
+from engine.contract.observability import Tracing, context_of
+from engine.contract.replica_state import EngineStats
+from engine.scheduler import Request, Scheduler, Sequence, StepPlan
+from engine.scheduler.plan import decodes
+
+# -- A span for each request that the engine ends, by OpenTelemetry's conventions for gen_ai.
+
+
+_NS = 1_000_000_000
+
+
+class RequestSpans:
+    """Makes spans named `llm_request`, as vLLM does, below the gateway's. Never holds a prompt."""
+
+    def __init__(self, tracing: Tracing, model: str) -> None:
+        self._tracing, self._model = tracing, model
+
+    def ended(self, request: Request) -> None:
+        """The request's last output has ended now. The engine's own warm-up is nobody's."""
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        if request.message.request_id == WARM_UP:
+            return
+
+        now = time.time()
+        span = self._tracing.tracer.start_span(
+            "llm_request",
+            context=context_of(request.message.trace_headers),
+            kind=SpanKind.SERVER,
+            start_time=int(request.arrived_at * _NS),
+            attributes=_asked(request.message, self._model) | _happened(request, now),
+        )
+        if any(each.finish_reason == "error" for each in request.sequences):
+            span.set_status(StatusCode.ERROR)
+        span.end(int(now * _NS))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._tracing.close()
+
+
+def spans_of(config: EngineConfig) -> RequestSpans | None:
+    """What records requests' spans, where the settings want any."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    instance = f"{socket.gethostname()}-{os.getpid()}"
+    return RequestSpans(Tracing(config.otlp_traces_endpoint, "quire-engine", instance), config.name)
+
+
+def _asked(message: EngineRequest, model: str) -> dict[str, Any]:
+    """What the request wanted."""
+    params = message.sampling
+    found = {
+        "gen_ai.operation.name": "text_completion" if message.pooling is None else "embeddings",
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.id": message.request_id,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+    }
+    if message.pooling is not None:
+        return found
+    return found | {
+        "gen_ai.request.n": params.n,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        **({} if params.max_tokens is None else {"gen_ai.request.max_tokens": params.max_tokens}),
+    }
+
+
+def _happened(request: Request, now: float) -> dict[str, Any]:
+    """What became of it. Tokens under the names of today and of before."""
+    sequences = request.sequences[: request.message.sampling.num_sequences]
+    first = sequences[0]
+    flight = first.flight
+    prompt = first.num_prompt_tokens
+    output = sum(sequence.num_output_tokens for sequence in sequences)
+    found = {
+        "gen_ai.usage.input_tokens": prompt,
+        "gen_ai.usage.output_tokens": output,
+        "gen_ai.usage.prompt_tokens": prompt,
+        "gen_ai.usage.completion_tokens": output,
+        "gen_ai.usage.num_sequences": len(sequences),
+        "gen_ai.usage.cache_read.input_tokens": first.num_cached_tokens,
+        "gen_ai.response.finish_reasons": [each.finish_reason or "" for each in sequences],
+        "gen_ai.latency.e2e": now - request.arrived_at,
+        "gen_ai.latency.time_in_queue": flight.queue_time,
+        "gen_ai.latency.time_in_model_prefill": flight.prefill_time,
+        "gen_ai.latency.time_in_model_decode": flight.decode_time,
+        "gen_ai.latency.time_in_model_inference": flight.prefill_time + flight.decode_time,
+        "quire.num_preemptions": sum(sequence.flight.num_preemptions for sequence in sequences),
+        "quire.num_steps": flight.num_steps,
+    }
+    if first.first_token_at:
+        waited = first.first_token_at - request.arrived_at
+        found["gen_ai.latency.time_to_first_token"] = waited
+    return found
+
+
+# -- The line of statistics in an engine's log.
+
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+
+
+class StatsLog:
+    """Logs throughput and load every `INTERVAL_S` while there is something to say."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._at = time.time()
+        self._prompt = self._generated = 0
+
+    def maybe(self, snapshot: Callable[[], EngineStats]) -> None:
+        """Log if the interval is over and anything ran in it."""
+        now = time.time()
+        if not self._enabled or now - self._at < INTERVAL_S:
+            return
+        stats = snapshot()
+        idle = not (stats.num_requests_running or stats.num_requests_waiting)
+        prompt, generated, seconds = self._since(stats, now)
+        if prompt or generated or not idle:
+            _tell(stats, prompt / seconds, generated / seconds)
+
+    def now(self, snapshot: Callable[[], EngineStats]) -> None:
+        """Log, whatever ran since the last line."""
+        stats = snapshot()
+        prompt, generated, seconds = self._since(stats, time.time())
+        _tell(stats, prompt / seconds, generated / seconds)
+
+    def _since(self, stats: EngineStats, now: float) -> tuple[int, int, float]:
+        """Prompt tokens and new tokens since the last time, and the seconds."""
+        prompt = stats.prompt_tokens_total - self._prompt
+        generated = stats.generation_tokens_total - self._generated
+        seconds = max(now - self._at, 1e-3)
+        self._at, self._prompt = now, stats.prompt_tokens_total
+        self._generated = stats.generation_tokens_total
+        return prompt, generated, seconds
+
+
+def _tell(stats: EngineStats, prompt_rate: float, generation_rate: float) -> None:
+    hits = stats.prefix_cache_hits_total / max(1, stats.prefix_cache_queries_total)
+    log.info(
+        "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, running: %d, "
+        "waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, preemptions: %d",
+        prompt_rate,
+        generation_rate,
+        stats.num_requests_running,
+        stats.num_requests_waiting,
+        100 * stats.kv_cache_usage_perc,
+        100 * hits,
+        stats.num_preemptions_total,
+    )
+
+
+# -- `Throughput`: tokens a second of late, for the gauges that vLLM had of them.
+
+
+class Throughput:
+    """Averages over stretches of `INTERVAL_S`: what is told is that of the last whole one."""
+
+    def __init__(self, now: float | None = None) -> None:
+        self._at = time.monotonic() if now is None else now
+        self._prompt = self._generated = 0
+        self._rates = (0.0, 0.0)
+
+    def told(self, stats: EngineStats, now: float | None = None) -> EngineStats:
+        """The same figures with the averages."""
+        now = time.monotonic() if now is None else now
+        if (seconds := now - self._at) >= INTERVAL_S:
+            prompt = stats.prompt_tokens_total - self._prompt
+            generated = stats.generation_tokens_total - self._generated
+            self._rates = (prompt / seconds, generated / seconds)
+            self._at, self._prompt = now, stats.prompt_tokens_total
+            self._generated = stats.generation_tokens_total
+        prompt_rate, generation_rate = self._rates
+        return msgspec.structs.replace(
+            stats,
+            avg_prompt_throughput_toks_per_s=prompt_rate,
+            avg_generation_throughput_toks_per_s=generation_rate,
+        )
+
+
+_OF_REQUESTS_AND_STEPS = (
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_num_preemptions",
+    "request_prefill_kv_computed_tokens",
+    "request_spec_decode_accepted_length",
+    "iteration_tokens_total",
+)
+
+
+class EngineCounters:
+    """Totals since the start (or `reset`).
+
+    Attributes:
+        stats: the totals; load figures in it are as of the last `snapshot`.
+        of_flights: told of each output that began and has ended, and of what histograms observe by.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
+        self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
+        self.of_flights: list[Callable[[FlightRecord, Callable[[str, float], None]], None]] = []
+
+    def note_end(self, sequence: Sequence, reason: str) -> None:
+        """Close the flight record of a sequence that ends, and count it."""
+        now, flight = time.time(), sequence.flight
+        started = sequence.first_scheduled_at or now
+        first_token = sequence.first_token_at or now
+        flight.queue_time = max(0.0, started - sequence.request.arrived_at)
+        flight.prefill_time = max(0.0, first_token - started)
+        flight.decode_time = max(0.0, now - first_token)
+        message = sequence.request.message
+        if sequence.request.searches and sequence.index >= message.sampling.n:
+            return  # a beam that is no output
+        finished = self.stats.requests_finished_total
+        finished[reason] = finished.get(reason, 0) + 1
+        if sequence.first_scheduled_at:
+            self._observe(sequence, now)
+        if flight.cold_reason:
+            cold = self.stats.prefix_cold_total
+            cold[flight.cold_reason] = cold.get(flight.cold_reason, 0) + 1
+
+    def _observe(self, sequence: Sequence, now: float) -> None:
+        """The histograms of an output that began and has ended."""
+        flight, observe = sequence.flight, self._histograms.observe
+        observe("request_queue_time_seconds", flight.queue_time)
+        observe("request_prefill_time_seconds", flight.prefill_time)
+        observe("request_decode_time_seconds", flight.decode_time)
+        observe("request_inference_time_seconds", now - sequence.first_scheduled_at)
+        observe("request_num_preemptions", flight.num_preemptions)
+        computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
+        observe("request_prefill_kv_computed_tokens", max(0, computed))
+        for more in self.of_flights:
+            more(flight, observe)
+
+    def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
+        """Count the prompt tokens that a step has computed.
+
+        Of several outputs the first one's alone, and none twice though it was preempted meanwhile.
+        """
+        if not plan.num_prompt_tokens:
+            return  # a prompt's last token alone is counted when it has its first output
+        for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
+            if not decodes(count):
+                self.note_prompt(sequence, count)
+
+    def note_prompt(self, sequence: Sequence, count: int) -> None:
+        """Count tokens of a sequence's prompt, at most those that were not counted yet."""
+        new = min(count, sequence.num_prompt_tokens - sequence.num_prompt_counted)
+        sequence.num_prompt_counted += new
+        if sequence.index == 0:
+            self.stats.prompt_tokens_total += new
+
+    def note_output(self, deltas: list[TokenDelta]) -> None:
+        """Count the output tokens of a step's deltas."""
+        self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
+
+    def note_step(self, started: float, plan: StepPlan | None) -> None:
+        """Count a step that began at `started` (of `time.perf_counter`); None: nothing to do."""
+        if plan is not None:
+            self.stats.steps_total += 1
+            self._histograms.observe("iteration_tokens_total", sum(plan.num_scheduled))
+        self.stats.last_step_ms = (time.perf_counter() - started) * 1000
+
+    def reset(self) -> None:
+        """Start the totals anew."""
+        self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
+        self.stats = EngineStats(num_blocks=self._scheduler.kv.pool.num_blocks)
+        self._scheduler.reset_counts()
+
+    def snapshot(self, num_waiting_outside: int) -> EngineStats:
+        """Load and totals as of now."""
+        stats, scheduler = self.stats, self._scheduler
+        stats.num_requests_running = len(scheduler.running)
+        stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_outside
+        stats.kv_cache_usage_perc = scheduler.kv.pool.usage
+        stats.num_free_blocks = scheduler.kv.pool.num_free
+        stats.num_cached_blocks = scheduler.kv.pool.num_cached
+        stats.num_preemptions_total = scheduler.num_preemptions
+        stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens
+        stats.prefix_cache_hits_total = scheduler.kv.num_hit_tokens
+        residency = scheduler.kv.pool.residency.histograms
+        stats.histograms = self._histograms.by_name | residency.by_name
+        return stats

@@ -1,0 +1,86 @@
+"""Devices by name: the built-in ones, and those that installed packages bring."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+
+import torch
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.plugins import DEVICES, check_device, wanted
+from engine.devices.device import Device
+
+log = logging.getLogger(__name__)
+
+#: Imported when they are asked for: a replica on CPUs has no use for what a GPU needs.
+_BUILT_IN = {"cpu": "engine.devices.cpu:CpuDevice", "cuda": "engine.devices.cuda:CudaDevice"}
+
+
+def make_device(config: EngineConfig) -> Device:
+    """The device that the settings name.
+
+    Raises `ConfigError` for one that isn't there or can't do what they ask for.
+    """
+    name = _auto() if config.device == "auto" else config.device
+    kind = device_class(name)
+    if obstacle := kind.obstacle():
+        raise ConfigError(f"device is {name}, but {obstacle}", param="device")
+    cache = config.kv_cache_dtype
+    if cache != "auto" and cache not in kind.kv_cache_dtypes:
+        raise ConfigError(
+            f"kv_cache_dtype {cache!r} isn't done on device {name}, which keeps "
+            f"{', '.join(kind.kv_cache_dtypes)}.",
+            param="kv_cache_dtype",
+        )
+    return kind(config)
+
+
+def device_class(name: str) -> type[Device]:
+    """The `Device` of a name. Raises `ConfigError` for a name or a plug-in that is no device."""
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        check_device(name)
+        point = next(point for point in wanted(DEVICES) if point.name == name)
+        try:
+            found = point.load()
+        except Exception as error:  # whatever a stranger's module runs into
+            raise ConfigError(
+                f"The device plug-in {name} ({point.value}) failed: "
+                f"{type(error).__name__}: {error}",
+                param="device",
+            ) from error
+    if not (isinstance(found, type) and issubclass(found, Device)):
+        raise ConfigError(
+            f"The device plug-in {name} names {found!r}, which is no subclass of "
+            "engine.devices.Device.",
+            param="device",
+        )
+    return found
+
+
+def _auto() -> str:
+    """A GPU where torch sees one and Triton can compile for it, else the CPU."""
+    if not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    from engine.devices.cuda import has_triton
+
+    if not has_triton():
+        _say_that_a_gpu_lies_idle()
+        return "cpu"
+    return "cuda"
+
+
+@functools.cache
+def _say_that_a_gpu_lies_idle() -> None:
+    """Once a process: it may load several models."""
+    log.warning(
+        "torch sees a GPU, but Triton, which the GPU kernels are written in, is not installed: "
+        "the model runs on the CPU. To use the GPU: pip install triton. To keep the CPU: "
+        "--device cpu."
+    )

@@ -1,0 +1,277 @@
+"""`DraftExecutor`: a draft model beside the model, on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, QuireError
+from engine.contract.messages import KV_CACHE
+from engine.contract.speculative_config import HEADS, SpeculativeConfig
+from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
+from engine.executor.head_worker import HeadExecutor, with_method
+from engine.executor.sleep import Sleeper
+from engine.kv_cache.kv_cache_config import KVLayout, make_layout, most_blocks
+from engine.model_loader.loader import LoadedModel, load_model
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.speculative.interface import DraftFacts, HeadFacts, HeadPlan, HeadResult, draft_config
+from engine.text.tokenizer import Tokenizer
+from engine.worker.hidden_states import HiddenKeeper
+from engine.worker.input_batch import RunningBatch
+from engine.worker.interface import GrammarInbox, Runner
+
+_PARAM = "speculative_config"
+#: Tokens that it reads in a step, at most.
+_MOST_TOKENS = 2048
+
+
+class DraftExecutor:
+    """Loads a draft model and runs steps of it, one at a time.
+
+    Its KV cache is its own: of the model's tokens it holds those that it has read, which is fewer,
+    and it takes no block from the model's requests. Where it is short of blocks there are fewer
+    drafts, and nothing waits.
+
+    Raises `ConfigError` or `ModelLoadError` where it can't be a draft of `target`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, wanted: SpeculativeConfig, device: Device, target: LoadedModel
+    ) -> None:
+        self._device, self._target = device, target
+        self._config = draft_config(config, wanted)
+        try:
+            self.loaded = load_model(self._config, device.kernels, lambda done, total: None)
+        except QuireError as error:
+            raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
+        check_draft(self.loaded, target)
+        longest = min(self.loaded.max_model_len, target.max_model_len)
+        self._max_model_len = min(longest, wanted.max_model_len or longest)
+        self._num_blocks = 0
+        self._sleeper = Sleeper(self.loaded, self._config, device)
+        self._runner: Runner = cast(Any, None)
+
+    @property
+    def facts(self) -> DraftFacts:
+        """What the core plans with."""
+        return DraftFacts(
+            max_model_len=self._max_model_len,
+            vocab_size=min(self.loaded.spec.vocab_size, self._target.spec.vocab_size),
+            num_blocks=self._num_blocks,
+            layout=self._layout(),
+            token_budget=self._token_budget,
+        )
+
+    @property
+    def need(self) -> CacheNeed:
+        """What it asks for, beside the model."""
+        loaded, size = self.loaded, self._config.block_size
+        one = most_blocks(0, self._max_model_len, self._max_model_len, size)
+        own = loaded.spec.kv_bytes_per_token(loaded.dtype.itemsize)
+        layout = self._layout()
+        return CacheNeed(loaded, loaded.dtype, layout, max(1, own), one, self._token_budget)
+
+    @property
+    def _token_budget(self) -> int:
+        """Of a step: a prompt is read while nobody else is served."""
+        return min(self._device.token_budget, _MOST_TOKENS)
+
+    def size_cache(self, num_blocks: int, block_bytes: int) -> None:
+        """Take a share beside the model's cache of `num_blocks` blocks, `block_bytes` each: as many
+        tokens, in at most a quarter as many bytes, but enough for one sequence.
+        """
+        need = self.need
+        own, one = need.bytes_per_token * self._config.block_size, need.blocks_per_sequence
+        share = max(num_blocks * block_bytes // DRAFT_PART // own, one)
+        self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
+
+    def allocate_cache(self) -> None:
+        """Make the cache; from now on steps can be run."""
+        layout, size = self._layout(), self._config.block_size
+        self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
+        batch = RunningBatch(self._config.max_num_seqs, self._max_model_len, size)
+        parts = RunnerParts(
+            self.loaded, batch, GrammarInbox(), layout, self._token_budget, is_draft=True
+        )
+        self._runner = self._device.make_runner(parts)
+        self._sleeper.asleep.discard(KV_CACHE)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        return self._runner.execute(plan)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, as `Executor.sleep`; all of its sequences are lost."""
+        self._runner = cast(Any, None)
+        self._sleeper.sleep(level)
+
+    def wake_weights(self) -> None:
+        """Bring the weights back, if they sleep."""
+        self._sleeper.wake_weights()
+
+    def _layout(self) -> KVLayout:
+        spec = self.loaded.spec
+        return make_layout((), spec.num_layers, self._max_model_len)
+
+
+def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
+    """Raise `ConfigError` for a model whose tokens can't stand for the target's."""
+    name, why = draft.spec.architecture, ""
+    if draft.pooler is not None:
+        why = f"{name} generates no text"
+    elif draft.model.stateful:
+        why = f"the state of {name} can't be taken back to where a draft failed"
+    elif not hasattr(draft.model, "release_kv"):
+        why = f"{type(draft.model).__name__} has no release_kv"
+    else:
+        why = vocabulary_difference(draft, target)
+    if why:
+        raise ConfigError(f"{_PARAM}: the draft model can't be used: {why}.", param=_PARAM)
+
+
+def vocabulary_difference(draft: LoadedModel, target: LoadedModel) -> str:
+    """The first token that the two know by different ids, as a clause; "": there is none.
+
+    Without tokenizers (`skip_tokenizer_init`) the sizes alone are compared.
+    """
+    ours, theirs = target.tokenizer, draft.tokenizer
+    if ours is None or theirs is None:
+        sizes = draft.spec.vocab_size, target.spec.vocab_size
+        if sizes[0] == sizes[1]:
+            return ""
+        return f"its vocabulary has {sizes[0]} tokens, the model's {sizes[1]}"
+    return _differing_piece(ours, theirs)
+
+
+def _differing_piece(ours: Tokenizer, theirs: Tokenizer) -> str:
+    for token_id in range(max(ours.vocab_size, theirs.vocab_size)):
+        own, other = ours.id_to_piece(token_id), theirs.id_to_piece(token_id)
+        if own != other:
+            return f"token {token_id} is {other!r} in its vocabulary and {own!r} in the model's"
+    return ""
+
+
+# -- `DeviceDrafts`: what computes drafts beside the model of an executor, on the same device.
+
+
+class DeviceDrafts:
+    """See `DraftHost`: the draft model or the heads that the settings name, if either.
+
+    Attributes:
+        of_model, of_heads: what runs them; at most one of the two.
+    """
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        """`begin`: called before each step, in the thread that runs it."""
+        self._begin = begin
+        self.of_model: DraftExecutor | None = None
+        self.of_heads: HeadExecutor | None = None
+
+    def load(
+        self, config: EngineConfig, device: Device, loaded: LoadedModel, *, overlaps: bool
+    ) -> None:
+        """Load what the settings name beside `loaded`, where drafts can be checked.
+
+        `overlaps`: steps may be planned before their tokens are known. Raises `ConfigError` or
+        `ModelLoadError`.
+        """
+        if config.speculative_config is None or config.plans_ahead(overlaps):
+            return
+        wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+        if not wanted.computes or loaded.pooler is not None or loaded.model.stateful:
+            return
+        wanted = with_method(config, wanted)
+        _check_device(device, wanted.method)
+        if wanted.method in HEADS:
+            self.of_heads = HeadExecutor(config, wanted, device, loaded)
+        else:
+            self.of_model = DraftExecutor(config, wanted, device, loaded)
+
+    # -- for the core -------------------------------------------------------------------------
+
+    @property
+    def model(self) -> DraftFacts | None:
+        """See `DraftHost`."""
+        return None if self.of_model is None else self.of_model.facts
+
+    @property
+    def heads(self) -> HeadFacts | None:
+        """See `DraftHost`."""
+        return None if self.of_heads is None else self.of_heads.facts
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `DraftHost`."""
+        if self.of_model is None:
+            raise RuntimeError("There is no draft model.")
+        self._begin()
+        return self.of_model.execute(plan)
+
+    def draw(self, plan: HeadPlan) -> HeadResult:
+        """See `DraftHost`."""
+        if self.of_heads is None:
+            raise RuntimeError("There are no heads.")
+        return self.of_heads.draw(plan)
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def check(self, layout: KVLayout) -> None:
+        """Raise `ConfigError` where the model's cache isn't one that heads can go by."""
+        if self.of_heads is not None:
+            self.of_heads.check(layout)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token takes beside the model's own cache."""
+        return 0 if self.of_heads is None else self.of_heads.bytes_per_token
+
+    @property
+    def need(self) -> CacheNeed | None:
+        """What the draft model's own cache asks for."""
+        return None if self.of_model is None else self.of_model.need
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's layers whose inputs heads read."""
+        return () if self.of_heads is None else self.of_heads.taps
+
+    def size_cache(self, num_blocks: int, block_bytes: int) -> None:
+        """See `DraftExecutor.size_cache`."""
+        if self.of_model is not None:
+            self.of_model.size_cache(num_blocks, block_bytes)
+
+    def allocate_cache(self) -> None:
+        """Make the draft model's cache."""
+        if self.of_model is not None:
+            self.of_model.allocate_cache()
+
+    def attach(self, batch: RunningBatch, num_blocks: int, layout: KVLayout) -> HiddenKeeper | None:
+        """See `HeadExecutor.attach`; None: nothing is to be kept."""
+        if self.of_heads is None:
+            return None
+        return self.of_heads.attach(batch, num_blocks, layout)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, as `Executor.sleep`."""
+        for each in (self.of_model, self.of_heads):
+            if each is not None:
+                each.sleep(level)
+
+    def wake_weights(self) -> None:
+        """Bring the weights back, if they sleep."""
+        for each in (self.of_model, self.of_heads):
+            if each is not None:
+                each.wake_weights()
+
+
+def _check_device(device: Device, method: str) -> None:
+    """Raise `ConfigError` where the device can't draw drafts like that."""
+    if method in device.heads or (method not in HEADS and device.runs_draft_models):
+        return
+    own: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()
+    *known, last = "ngram", "suffix", *own, *device.heads
+    raise ConfigError(
+        f"speculative_config: drafts by {method} aren't supported on the device {device.name}; the "
+        f"methods {', '.join(known)} and {last} are.",
+        param="speculative_config",
+    )

@@ -1,0 +1,100 @@
+"""`DeviceAdapters`: the adapters of a model on the device that an executor has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.lora import AdapterRef
+from engine.devices.device import Device, adapter_bytes
+from engine.lora.layer_delta import AdaptableModel
+from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
+from engine.model_loader.loader import LoadedModel
+from engine.models.lora import AdapterWeights
+from engine.models.supports_lora import Adaptable
+
+
+class DeviceAdapters:
+    """See `AdapterHost`. Between `prepare` and `clear_host` there may be some."""
+
+    def __init__(
+        self, config: EngineConfig, device: Device, dtypes: Mapping[str, torch.dtype]
+    ) -> None:
+        """`dtypes`: by the names that settings have for them."""
+        self._config, self._device = config, device
+        self._loaded: LoadedModel | None = None
+        self._obstacle = ""
+        self._store = AdapterStore(
+            StoreLimits(
+                max_rank=device.most_adapter_rank,
+                dtype=None if config.lora_dtype == "auto" else dtypes[config.lora_dtype],
+                host_bytes=adapter_bytes(32, 1) if device.keeps_adapters else 0,
+                host_adapters=config.max_cpu_loras,
+            )
+        )
+
+    def prepare(self, loaded: LoadedModel) -> None:
+        """A model is on the device, whose adapters these are from here on."""
+        self._loaded = loaded
+        self._obstacle = self._device.prepare_adapters(loaded)
+
+    @property
+    def by_digest(self) -> Mapping[str, AdapterWeights]:
+        """Those that steps may name."""
+        return self._store.device
+
+    @property
+    def refusal(self) -> str:
+        """See `AdapterHost`."""
+        if not self._config.enable_lora:
+            return "Adapters are turned off here (enable_lora)."
+        if not self._device.runs_adapters:
+            return f"Adapters aren't supported on the device {self._device.name}."
+        if self._loaded is None:
+            return "There is no model yet."
+        model = self._loaded.model
+        if isinstance(model, Adaptable):
+            return self._obstacle
+        other = (
+            "Adapters are for models that run on Quire's own decoders and encoders or on the "
+            f"Transformers bridge; this {self._loaded.spec.architecture} doesn't."
+        )
+        refusal: str = getattr(model, "adapter_refusal", other)
+        return refusal
+
+    @property
+    def num_bytes(self) -> int:
+        """See `AdapterHost`."""
+        return self._device.adapter_bytes()
+
+    @property
+    def most(self) -> int | None:
+        """See `AdapterHost`."""
+        return self._device.most_adapters
+
+    def load(self, ref: AdapterRef) -> AdapterFacts:
+        """See `AdapterHost`."""
+        if self._loaded is None:
+            raise RuntimeError("There is no model yet.")
+        pooler = self._loaded.pooler
+        heads = None if pooler is None else pooler.maker
+        return self._store.load(ref, cast(AdaptableModel, self._loaded.model), heads)
+
+    def drop(self, digest: str) -> bool:
+        """See `AdapterHost`."""
+        return self._store.drop(digest)
+
+    def forget(self, digest: str) -> None:
+        """See `AdapterHost`."""
+        self._store.forget(digest)
+
+    def holds(self, digest: str) -> bool:
+        """See `AdapterHost`."""
+        return self._store.holds(digest)
+
+    def clear_host(self) -> None:
+        """Let go of what host memory has: it may hold parts of weights that go."""
+        self._store.clear_host()

@@ -1,0 +1,58 @@
+"""What of a replica decides its tokens' bits: gateways look for a stream's next replica by it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from engine.checkpoints.gguf.folder import find_gguf
+from engine.checkpoints.model_files import model_digest
+from engine.contract.checkpoint_options import ROUNDED
+from engine.contract.engine_config import EngineConfig
+from engine.contract.replica_state import Numerics
+from engine.executor.abstract import Executor
+from engine.model_loader.loader import resolve_folder
+from engine.models.interface import ModelFacts
+
+log = logging.getLogger(__name__)
+
+#: Settings that change numbers and have no place of their own in `Numerics`.
+_SETTINGS = (
+    "attention_backend",
+    "batch_invariant",
+    "block_size",
+    "calculate_kv_scales",
+    "cpu_kernels",
+    "hf_overrides",
+    "load_format",
+    "model_impl",
+    "rope_scaling",
+    "rope_theta",
+    "round_activations",
+)
+
+
+def numerics_of(config: EngineConfig, executor: Executor, facts: ModelFacts) -> Numerics | None:
+    """Of a loaded engine; None, and a line in the log, where its files can't be read any more."""
+    try:
+        path = Path(config.model).expanduser()
+        weights = model_digest(find_gguf(path) or resolve_folder(config))
+        settings = {name: str(getattr(config, name)) for name in _SETTINGS}
+        if config.quantization_param_path:
+            scales = Path(config.quantization_param_path).expanduser().read_bytes()
+            settings["kv_scales"] = hashlib.sha256(scales).hexdigest()
+    except OSError as error:
+        log.warning("The weights' digest can't be told: %s", error)
+        return None
+    isa, kernels = executor.arithmetic
+    return Numerics(
+        weights=weights,
+        isa=isa,
+        kernels=kernels,
+        dtype=facts.dtype,
+        # A checkpoint's own format is the weights', named or not.
+        quantization=config.quantization if config.quantization in ROUNDED else "",
+        kv_cache_dtype=config.kv_cache_dtype,
+        settings=settings,
+    )

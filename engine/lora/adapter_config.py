@@ -1,0 +1,285 @@
+"""adapter_config.json of PEFT: what is understood of it, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import CONFIG_FILE
+from engine.contract.validation import NamePattern, shown
+
+# -- Values of modules by the ends of their names, or by patterns of them, as PEFT writes them.
+
+
+#: A key without anything that a pattern is made of but dots, which stand for themselves.
+_NAME = re.compile(r"[\w.-]+")
+#: Keys that are patterns: each module's name is held against each.
+_MOST_PATTERNS = 64
+#: Of all of them together, over all names: some ten seconds.
+_MOST_STEPS = 1 << 25
+
+
+def ends_in(module: str, name: str) -> bool:
+    """Whether a module's name, or its end from some dot on, is `name`."""
+    return module == name or module.endswith(f".{name}")
+
+
+class NamedValues:
+    """Values by keys, of which the first one counts that is a name's end or matches it.
+
+    A stranger may have written the keys, so patterns are matched in bounded time.
+
+    Raises ValueError, which says what is wrong, for a key that is no pattern, or too many that are.
+    """
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self._names: dict[str, tuple[int, float]] = {}
+        self._patterns: list[tuple[int, NamePattern, float]] = []
+        self._left = _MOST_STEPS
+        for place, (key, value) in enumerate((values or {}).items()):
+            if _NAME.fullmatch(key):
+                self._names[key] = place, value
+                continue
+            if len(self._patterns) == _MOST_PATTERNS:
+                raise ValueError(f"holds more than {_MOST_PATTERNS} patterns")
+            try:
+                pattern = NamePattern(rf"(.*\.)?({key})$")
+            except ValueError as error:
+                raise ValueError(f"holds {shown(key)}, which {error}") from error
+            self._patterns.append((place, pattern, value))
+
+    def of(self, module: str, default: float) -> float:
+        """A module's value. Raises ValueError once all patterns have taken too many steps."""
+        parts = module.split(".")
+        ends = (".".join(parts[at:]) for at in range(len(parts)))
+        named = [self._names[end] for end in ends if end in self._names]
+        first, value = min(named, default=(-1, default))
+        for place, pattern, other in self._patterns:
+            if named and place > first:
+                break
+            if self._matches(pattern, module):
+                return other
+        return value
+
+    def _matches(self, pattern: NamePattern, module: str) -> bool:
+        before = pattern.left
+        found = pattern.matches(module)
+        self._left -= before - pattern.left
+        if self._left < 0:
+            raise ValueError("takes too long to look for")
+        return found
+
+
+#: Bytes of an adapter_config.json; real ones have a few kilobytes.
+_MOST_BYTES = 1 << 22
+_MOST_NAMES = 10_000
+_MOST_RANK = 1 << 16
+#: Of training, of where the base came from, or of what the file's tensors say themselves.
+_HARMLESS = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
+        "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
+        "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
+        "megatron_core", "modules_to_save", "parent_library", "peft_type", "peft_version",
+        "qalora_group_size", "revision", "runtime_config", "target_modules", "target_parameters",
+        "task_type", "unsloth_fixed", "velora_config",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {
+        "alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "lora_bias", "r", "rank_pattern",
+        "trainable_token_indices", "use_dora", "use_rslora",
+    }
+)  # fmt: skip
+#: Ways to begin that leave the base's weights as they are; others change them.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """The facts of an adapter that its tensors don't tell.
+
+    Attributes:
+        rank, alpha: of modules that no pattern names.
+        rank_pattern, alpha_pattern: of those whose names end in a match of the key.
+        rank_stabilized: the scale is alpha / sqrt(rank) (rsLoRA), not alpha / rank.
+        dora: what is added to weights is followed by a norm of their rows (DoRA).
+        modules_to_save: names of modules that the adapter replaces as a whole.
+        task: what it was made for, as PEFT names it; "" where it doesn't say.
+        tokens: whose rows of a table are the adapter's own, by the last words of its name; under
+            "" of the embedding.
+    """
+
+    rank: int
+    alpha: float
+    rank_pattern: NamedValues = field(default_factory=NamedValues)
+    alpha_pattern: NamedValues = field(default_factory=NamedValues)
+    rank_stabilized: bool = False
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    task: str = ""
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def tokens_of(self, table: str) -> tuple[int, ...]:
+        """Whose rows of a table are the adapter's own."""
+        named = (ids for name, ids in self.tokens.items() if name and ends_in(table, name))
+        return next(named, self.tokens.get("", ()))
+
+    def replaces(self, module: str) -> bool:
+        """Whether it's one that the adapter replaces as a whole."""
+        return any(ends_in(module, name) for name in self.modules_to_save)
+
+    def rank_of(self, module: str) -> int:
+        """The rank that a module's matrices must have."""
+        return int(_looked_up("rank_pattern", self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """The factor of what a module's matrices add."""
+        rank = self.rank_of(module)
+        alpha = _looked_up("alpha_pattern", self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+def _looked_up(name: str, values: NamedValues, module: str, default: float) -> float:
+    try:
+        return values.of(module, default)
+    except ValueError as error:
+        raise _refused(name, f"holds a pattern that {error}") from error
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """The configuration in an adapter's folder.
+
+    Raises `InvalidRequest`, which names the field, for what can't be or isn't understood.
+    """
+    return parse_adapter_config(_read(folder / CONFIG_FILE))
+
+
+def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
+    """See `read_adapter_config`."""
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise _refused("peft_type", f"must be LORA, got {shown(kind)}")
+    _refuse_unknown(raw)
+    if not isinstance(raw.get("target_modules"), str):  # one pattern
+        _names(raw, "target_modules")
+    return AdapterConfig(
+        rank=_whole(raw, "r", 8),
+        alpha=_number("lora_alpha", raw.get("lora_alpha", 8)),
+        rank_pattern=_patterns(raw, "rank_pattern", 1),
+        alpha_pattern=_patterns(raw, "alpha_pattern", None),
+        rank_stabilized=_flag(raw, "use_rslora"),
+        dora=_flag(raw, "use_dora"),
+        modules_to_save=_names(raw, "modules_to_save"),
+        task=str(raw.get("task_type") or "")[:80],
+        tokens=_tokens(raw, "trainable_token_indices"),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise _refused("path", f"has more than {_MOST_BYTES} bytes")
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{CONFIG_FILE} can't be read: {error.strerror}.", param="path"
+        ) from error
+    except InvalidRequest:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise _refused("path", f"isn't valid JSON: {shown(error)}") from error
+    if not isinstance(value, dict):
+        raise _refused("path", "must hold a JSON object")
+    return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON: of a key that is there twice readers take different values."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _refused(key, "is there twice")
+        found[key] = value
+    return found
+
+
+def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+    """Raise for a setting that would change what the adapter does, and that nobody here reads."""
+    init = raw.get("init_lora_weights", True)
+    if not isinstance(init, bool | str | None) or init not in _INITS:
+        raise _refused(
+            "init_lora_weights",
+            f"is {shown(init)}, which changes the base's weights. Convert the adapter to a plain "
+            "one: PEFT's save_pretrained does it with path_initial_model_for_weight_conversion",
+        )
+    if raw.get("bias", "none") not in ("none", "all", "lora_only"):
+        raise _refused("bias", f"must be none, all or lora_only, got {shown(raw['bias'])}")
+    for key, value in raw.items():
+        if value and key not in _HARMLESS and key not in _READ:
+            raise _refused(key, "isn't supported")
+
+
+def _refused(param: str, why: str) -> InvalidRequest:
+    subject = CONFIG_FILE if param == "path" else f"{CONFIG_FILE}: {shown(param).strip(chr(39))}"
+    return InvalidRequest(f"{subject} {why}.", param=param[:80])
+
+
+def _whole(raw: Mapping[str, Any], name: str, default: int) -> int:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANK:
+        raise _refused(name, f"must be a whole number from 1 to {_MOST_RANK}, got {shown(value)}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain or not abs(value) < 1e30:
+        raise _refused(name, f"must be a finite number, got {shown(value)}")
+    return float(value)
+
+
+def _flag(raw: Mapping[str, Any], name: str) -> bool:
+    value = raw.get(name) or False
+    if not isinstance(value, bool):
+        raise _refused(name, f"must be true or false, got {shown(value)}")
+    return value
+
+
+def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> NamedValues:
+    value = raw.get(name) or {}
+    if not isinstance(value, dict) or len(value) > _MOST_NAMES:
+        raise _refused(name, "must be an object of names and numbers")
+    for number in value.values():
+        _number(name, number)
+        if least is not None and (not isinstance(number, int) or not least <= number <= _MOST_RANK):
+            raise _refused(name, f"must hold whole numbers from 1 to {_MOST_RANK}")
+    try:
+        return NamedValues({str(key): float(number) for key, number in value.items()})
+    except ValueError as error:
+        raise _refused(name, str(error)) from error
+
+
+def _tokens(raw: Mapping[str, Any], name: str) -> dict[str, tuple[int, ...]]:
+    value = raw.get(name) or {}
+    tables = {"": value} if isinstance(value, list) else value
+    if not isinstance(tables, dict) or len(tables) > _MOST_NAMES:
+        raise _refused(name, "must be a list of token ids, or an object of such lists")
+    for ids in tables.values():
+        whole = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)
+        if not whole or len(set(ids)) != len(ids):
+            raise _refused(name, "must hold lists of token ids, each once")
+    return {str(table): tuple(ids) for table, ids in tables.items()}
+
+
+def _names(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = raw.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _refused(name, "must be a list of names")
+    return tuple(value)

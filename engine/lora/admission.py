@@ -1,0 +1,74 @@
+"""`AdapterAdmission`: a request's adapter is on the device before the request runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.messages import EngineRequest
+from engine.lora.adapter_cache import AdapterPool
+from engine.scheduler.request import Request, Status
+
+
+class AdapterAdmission:
+    """A `Prerequisite`: most requests go through no adapter, and pass."""
+
+    def __init__(
+        self,
+        pool: AdapterPool,
+        check_vocabulary: Callable[[EngineRequest, int], None],
+        vocab_size: int,
+    ) -> None:
+        """`vocab_size`: the model's. `check_vocabulary` raises `InvalidRequest`."""
+        self._pool, self._check_vocabulary, self._vocab_size = pool, check_vocabulary, vocab_size
+
+    def check(self, message: EngineRequest) -> None:
+        """Raise `InvalidRequest` for an adapter that can never be used here."""
+        if message.adapter is not None:
+            self._pool.check(message.adapter)
+
+    def vocab_size(self, message: EngineRequest) -> int | None:
+        """Tokens that a request may hold; None: its adapter, which may bring some, isn't there."""
+        own = self._own(message)
+        return None if own is None else own or self._vocab_size
+
+    def _own(self, message: EngineRequest) -> int | None:
+        ref = message.adapter
+        return 0 if ref is None else self._pool.vocab_size(ref.digest)
+
+    # -- as a prerequisite --------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Prerequisite`."""
+        return self._pool.num_waiting
+
+    @property
+    def busy(self) -> bool:
+        """See `Prerequisite`."""
+        return self._pool.busy
+
+    def admit(self, request: Request) -> bool:
+        """See `Prerequisite`."""
+        request.vocab_size = self._own(request.message) or 0
+        return self._pool.admit(request)
+
+    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+        """See `Prerequisite`."""
+        return [
+            (request, error or self._enter(request))
+            for request, error in self._pool.take_ready(timeout_s)
+        ]
+
+    def _enter(self, request: Request) -> InvalidRequest | None:
+        """A request's adapter is there: what it may hold is known only now."""
+        request.vocab_size = self._own(request.message) or 0
+        try:
+            vocab_size = request.vocab_size or self._vocab_size
+            self._check_vocabulary(request.message, vocab_size)
+        except InvalidRequest as refusal:
+            return refusal
+        for sequence in request.sequences:
+            if not sequence.finished:
+                sequence.status = Status.WAITING
+        return None

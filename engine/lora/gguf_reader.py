@@ -1,0 +1,206 @@
+"""Adapters in one GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes them.
+
+A tensor has the name of the base's with `.lora_a` [rank, inputs] or `.lora_b` [outputs, rank]
+behind it, of experts with one dimension more; an embedding's `lora_a` is [vocabulary, rank]. Of
+Llama and its like the rows of queries and keys are in the order that GGUF has for the base. There
+is one alpha for all, and a file without one scales nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.checkpoints.gguf import file as types
+from engine.checkpoints.gguf.file import Header, TensorInfo, read_header
+from engine.checkpoints.gguf.names import expert_of, family_of, gguf_name
+from engine.checkpoints.gguf.weights import GGUFMatrix
+from engine.checkpoints.safetensors import MappedFile
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.validation import shown
+from engine.lora.adapter import Adapter, ModuleDelta, check_rank, misshapen
+from engine.lora.target_modules import Modules
+
+_KNOWN = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name"})
+
+
+def read_gguf_adapter(
+    path: Path, digest: str, modules: Modules, max_rank: int | None = None
+) -> Adapter:
+    """An adapter for the model of these modules, in host memory.
+
+    Raises `InvalidRequest`, which names the key or the tensor, for what isn't understood, doesn't
+    fit the model, or isn't a number.
+    """
+    try:
+        file = MappedFile(path)
+        header = read_header(file.buffer)
+    except (ModelLoadError, OSError, ValueError) as error:
+        told = error.message if isinstance(error, ModelLoadError) else str(error)
+        raise InvalidRequest(f"The GGUF file can't be read: {told}", param="path") from error
+    architecture, alpha = _check_metadata(header)
+    pairs = _pairs(header, _Names(modules, architecture), max_rank)
+    adapter = Adapter(digest=digest)
+    for pair in pairs:
+        a, b = (_read(file, info) for info in (pair.a, pair.b))
+        scale = alpha / pair.rank if alpha else 1.0
+        for module, delta in pair.deltas(a, b, scale):
+            if module == modules.embedding:
+                adapter.embedding = delta
+            elif module == modules.head:
+                adapter.head = delta
+            else:
+                adapter.modules[module] = delta
+    return adapter
+
+
+def _check_metadata(header: Header) -> tuple[str, float]:
+    """The base's architecture, and alpha."""
+    values = header.metadata
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if values.get(key) != wanted:
+            raise _refused(key, f"must be {wanted}, got {shown(values.get(key))}")
+    for key in values:
+        if key.startswith("adapter.") and key not in _KNOWN:
+            raise _refused(key, "isn't supported")
+    architecture = values.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise _refused("general.architecture", "must be a name")
+    alpha = values.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e30:
+        raise _refused("adapter.lora.alpha", f"must be a finite number, got {shown(alpha)}")
+    return architecture, float(alpha)
+
+
+def _refused(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"The GGUF file: {shown(name).strip(chr(39))} {why}.", param=name[:200])
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a tensor of the base is.
+
+    Attributes:
+        modules: its name, or those of all experts.
+        rows, columns: of each.
+        heads: of queries and keys whose rows are in another order; 0: in the checkpoint's.
+        kind: "" for a linear layer, "experts", or "embedding".
+        is_table: it has a row for each token.
+    """
+
+    modules: tuple[str, ...]
+    rows: int
+    columns: int
+    heads: int = 0
+    kind: str = ""
+    is_table: bool = False
+
+    def shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of A and B."""
+        if self.kind == "embedding":
+            return (self.rows, rank), (self.columns, rank)
+        a, b = (rank, self.columns), (self.rows, rank)
+        if self.kind == "experts":
+            count = len(self.modules)
+            return (count, *a), (count, *b)
+        return a, b
+
+
+class _Names:
+    """The model's modules by the names that GGUF has for their weights."""
+
+    def __init__(self, modules: Modules, architecture: str) -> None:
+        self._targets: dict[str, _Target] = {}
+        heads = dict(zip(("q_proj", "k_proj"), modules.heads, strict=True))
+        experts: dict[str, list[str]] = {}
+        for layer in modules.layers:
+            for linear in layer.values():
+                for part in linear.parts:
+                    whole, expert = expert_of(f"{part.name}.weight")
+                    name = gguf_name(whole, architecture)
+                    if expert is not None:
+                        experts.setdefault(name, []).append(part.name)
+                        every = tuple(experts[name])
+                        target = _Target(every, part.rows, linear.columns, kind="experts")
+                    else:
+                        turned = heads.get(part.name.rpartition(".")[2], 0)
+                        own = turned if family_of(architecture).turned else 0
+                        target = _Target((part.name,), part.rows, linear.columns, own)
+                    self._targets[name] = target
+        vocab, hidden = modules.vocab_size, modules.hidden_size
+        for module, kind in ((modules.embedding, "embedding"), (modules.head, "")):
+            name = gguf_name(f"{module}.weight", architecture)
+            self._targets[name] = _Target((module,), vocab, hidden, kind=kind, is_table=True)
+
+    def find(self, name: str) -> _Target | None:
+        """The base's tensor of this name."""
+        return self._targets.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two tensors that change one of the base's."""
+
+    target: _Target
+    rank: int
+    a: TensorInfo
+    b: TensorInfo
+
+    def deltas(self, a: Tensor, b: Tensor, scale: float) -> Iterator[tuple[str, ModuleDelta]]:
+        """By module."""
+        target = self.target
+        if target.kind == "embedding":
+            a = a.T.contiguous()
+        if target.heads:
+            order = torch.arange(len(b)).view(target.heads, -1, 2).transpose(1, 2).flatten()
+            b = b[order]
+        for index, module in enumerate(target.modules):
+            own = (a[index], b[index]) if target.kind == "experts" else (a, b)
+            yield module, ModuleDelta(a=own[0], b=own[1], scale=scale)
+
+
+def _pairs(header: Header, names: _Names, max_rank: int | None) -> list[_Pair]:
+    """All pairs of a file, their shapes checked."""
+    found: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in header.tensors.items():
+        base, _, part = name.rpartition(".")
+        if part not in ("lora_a", "lora_b"):
+            raise _refused(name, "is nothing that a LoRA adapter has")
+        found.setdefault(base, {})[part] = info
+    if not found:
+        raise InvalidRequest("The GGUF file holds no tensors.", param="path")
+    return [_pair(names.find(base), parts, max_rank) for base, parts in found.items()]
+
+
+def _pair(target: _Target | None, parts: dict[str, TensorInfo], most: int | None) -> _Pair:
+    first = next(iter(parts.values()))
+    if target is None:
+        raise _refused(first.name, "belongs to no module of this model that an adapter can change")
+    if len(parts) != 2:
+        raise _refused(first.name, "has no partner: lora_a and lora_b go together")
+    a, b = parts["lora_a"], parts["lora_b"]
+    rank = b.shape[-1]
+    check_rank(rank, most)
+    for info, wanted in zip((a, b), target.shapes(rank), strict=True):
+        if info.shape != wanted:
+            vocab = target.rows if target.is_table else 0
+            raise _refused(info.name, misshapen(info.shape, wanted, vocab))
+    return _Pair(target, rank, a, b)
+
+
+def _read(file: MappedFile, info: TensorInfo) -> Tensor:
+    """A copy, in a float dtype."""
+    shape = (info.nbytes // _row_bytes(info), info.shape[-1])
+    values = GGUFMatrix(file, info, shape, None).floats(slice(None)).clone().view(info.shape)
+    if not bool(values.sum(dtype=torch.float64).isfinite()):
+        raise _refused(info.name, "holds NaN or infinity")
+    return values
+
+
+def _row_bytes(info: TensorInfo) -> int:
+    block = types.BLOCKS[info.kind]
+    return info.shape[-1] // block.values * block.nbytes

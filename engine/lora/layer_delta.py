@@ -1,0 +1,169 @@
+"""What an adapter does to one linear layer, gathered from the modules that are fused in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import ModuleDelta
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.supports_lora import AdaptableLinear, StackedExpert
+from kernels import LinearLayer
+from kernels.lora import LoraPart, LoraWeights
+
+if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
+    from engine.transformers_backend.model import BridgeModel
+
+#: Rows of a weight that are looked at together.
+_ROWS = 1024
+
+#: Models whose layers may have adapters.
+AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | BridgeModel"
+
+
+class Parts:
+    """`LoraWeights` of one linear layer in the making.
+
+    Attributes:
+        a: pieces [rank, K] that will lie over each other.
+        parts: columns of the layer from the first of each on: b, which rows of a it meets, scale.
+    """
+
+    def __init__(self, model: AdaptableModel, layer: AdaptableLinear, has_bias: bool) -> None:
+        self._model, self._layer, self._has_bias = model, layer, has_bias
+        self.a: list[Tensor] = []
+        self.parts: list[tuple[int, Tensor, int, float]] = []
+        #: Made where a part has something for them: most adapters are of matrices alone.
+        self._gain: Tensor | None = None
+        self._shift: Tensor | None = None
+        self._rank = 0
+        self._own: Tensor | None = None
+        self._starts: dict[int, int] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are matrices alone."""
+        return self._gain is None and bool(self.a)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Inputs and outputs of the layer."""
+        return self._layer.in_features, self._layer.out_features
+
+    @property
+    def round_inputs(self) -> bool:
+        """Whether the layer's own weights may meet activations rounded to bf16."""
+        return isinstance(self._model, NativeDecoder) and self._model.round_inputs
+
+    def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
+        """A part's delta for the layer's rows [first, first + rows)."""
+        chosen = slice(None) if order is None else order
+        a, b = delta.a, delta.b
+        if a is None or b is None:
+            a, b = torch.zeros(0, self._layer.in_features), torch.zeros(rows, 0)
+        else:
+            b = b[chosen]
+        if not (delta.b_bias is None and delta.magnitude is None and delta.bias is None):
+            self._change(slice(first, first + rows), delta, a, b, chosen)
+        start = self._starts.get(id(a))
+        if start is None:  # gate and up of an expert have one between them
+            start = self._starts[id(a)] = self._rank
+            self.a.append(a)
+            self._rank += len(a)
+        self.parts.append((first, b, start, delta.scale))
+
+    def _change(
+        self, at: slice, delta: ModuleDelta, a: Tensor, b: Tensor, chosen: Tensor | slice
+    ) -> None:
+        """What a part has beside its matrices, for these of the layer's rows."""
+        if self._gain is None or self._shift is None:
+            self._gain = torch.ones(self._layer.out_features)
+            self._shift = torch.zeros(self._layer.out_features)
+        if delta.b_bias is not None:
+            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
+        if delta.magnitude is not None:
+            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(at.start, a, b, delta)
+            own = self._bias()[at]
+            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
+        if delta.bias is not None:
+            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
+
+    @property
+    def _whole(self) -> LinearLayer:
+        """The layer, for what depends on its weights."""
+        if isinstance(self._layer, StackedExpert):
+            raise InvalidRequest(
+                "DoRA and biases of experts aren't supported on this device.", param="use_dora"
+            )
+        return self._layer
+
+    def _bias(self) -> Tensor:
+        """The layer's own bias: what it makes of nothing, which takes all of its weights."""
+        if self._own is None:
+            self._own = (
+                self._whole(nothing(self._model, self._layer))[0].float().cpu()
+                if self._has_bias
+                else torch.zeros(self._layer.out_features)
+            )
+        return self._own
+
+    def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
+        """Of the rows of W + scale * B A."""
+        found = []
+        for start in range(0, len(b), _ROWS):
+            some = b[start : start + _ROWS].float()
+            ids = torch.arange(first + start, first + start + len(some))
+            ids = ids.to(self._model.ops.device)
+            rows = self._whole.rows(ids).float().cpu() + delta.scale * (some @ a.float())
+            found.append(rows.norm(dim=1))
+        return torch.cat(found)
+
+    def weights(self, dtype: torch.dtype | None) -> LoraWeights:
+        """All of it, in `dtype`, or in the one that they have in common."""
+        kinds = {tensor.dtype for tensor in (*self.a, *(part[1] for part in self.parts))
+                 if tensor.numel()}  # fmt: skip
+        kept = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
+        gain, shift = self._gain, self._shift
+        changes = gain is not None and bool((gain != 1).any())
+        shifts = shift is not None and bool((shift != 0).any())
+        return LoraWeights(
+            a=torch.cat([a.to(kept) for a in self.a]),
+            parts=[LoraPart(at, b.to(kept), start, scale) for at, b, start, scale in self.parts],
+            out_features=self._layer.out_features,
+            gain=gain if changes else None,
+            shift=shift if shifts else None,
+            round_inputs=self.round_inputs,
+        )
+
+
+def column_gain(model: AdaptableModel, delta: ModuleDelta, table: Tensor | None) -> Tensor | None:
+    """[hidden]: what DoRA multiplies each column of a changed embedding by; None without DoRA.
+
+    `table`: the adapter's own in the place of the model's.
+    """
+    if delta.magnitude is None or delta.a is None or delta.b is None:
+        return None
+    squares = torch.zeros(len(delta.b), dtype=torch.float64)
+    for ids in torch.arange(delta.a.shape[1]).split(_ROWS):
+        own = _embedded(model, ids) if table is None else table[ids]
+        changed = own.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
+        squares += changed.square().sum(dim=0)
+    return delta.magnitude.float() / squares.sqrt().float()
+
+
+def _embedded(model: AdaptableModel, ids: Tensor) -> Tensor:
+    """Rows of the model's own embedding."""
+    ids = ids.to(model.ops.device)
+    table = model.embedding
+    return table[ids] if isinstance(table, Tensor) else table.rows(ids)
+
+
+def nothing(model: AdaptableModel, layer: AdaptableLinear) -> Tensor:
+    """One row of zeros, as a layer of the model takes it."""
+    ops = model.ops
+    dtype = ops.activation_dtype(model.weight_dtype)
+    return torch.zeros(1, layer.in_features, dtype=dtype, device=ops.device)

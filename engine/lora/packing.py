@@ -1,0 +1,335 @@
+"""From an adapter's matrices to what a model's kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.layer_delta import AdaptableModel, Parts, column_gain, nothing
+from engine.lora.merge import merged_dense
+from engine.lora.target_modules import Modules, Place
+from engine.models.decoder import ExtendedHead, NativeDecoder
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.layers.linear import LinearDescription, LinearPart
+from engine.models.layers.norm import Transform
+from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora
+from engine.models.supports_lora import AdaptableLinear
+from engine.models.weight_loader import repeated_rows, ungrouped_rows
+from engine.pooling.heads import HeadMaker
+from kernels import LinearLayer
+from kernels.lora import HEAD, EmbeddingWeights, LoraPart, LoraWeights, PackedLora
+
+if TYPE_CHECKING:
+    from engine.transformers_backend.model import BridgeModel
+
+
+# -- Which parts of a bridged model an adapter can change: its linear layers by name.
+
+
+class BridgedModules(Modules):
+    """The modules of a model of `transformers`, all in one layer, each a slot of its name."""
+
+    takes_gguf = False
+
+    def __init__(self, model: BridgeModel) -> None:
+        adapted = model.adapted
+        self.classifier: dict[str, tuple[int, ...]] = {}
+        self.head, self.heads, self.tied = _name(adapted.output), (0, 0), adapted.tied
+        self.embedding, self.vocab_size, self.hidden_size = "", 0, 0
+        if adapted.embedding is not None:
+            slot, table = adapted.embedding
+            self.embedding = _name(slot)
+            self.vocab_size, self.hidden_size = table.weight.shape
+        self._found = {
+            _name(slot): Place(0, slot, 0, layer.out_features, layer.in_features)
+            for slot, layer in adapted.linears.items()
+            if slot != adapted.output
+        }
+        self.layers = [
+            {
+                place.slot: LinearDescription(
+                    parts=(LinearPart(name, place.rows),),
+                    columns=place.columns,
+                    bias=place.slot in adapted.biased,
+                )
+                for name, place in self._found.items()
+            }
+        ]
+
+    def find(self, name: str) -> str | None:
+        """See `Modules.find`: names are those of `transformers`, as PEFT has them."""
+        known = name in self._found or name in {self.embedding, self.head} - {""}
+        return name if known else None
+
+    def place(self, name: str) -> Place | None:
+        """See `Modules.place`."""
+        return self._found.get(name)
+
+    def dense(self, name: str) -> tuple[int, int] | None:
+        """See `Modules.dense`: there is no classifier's head."""
+        return None
+
+    def is_unused(self, name: str) -> bool:
+        """See `Modules.is_unused`."""
+        return False
+
+    def stack(self, name: str) -> None:
+        """See `Modules.stack`: experts that are one tensor can't have adapters here."""
+        return
+
+
+def modules_of(model: AdaptableModel, heads: HeadMaker | None = None) -> Modules:
+    """The modules of a model; `heads`: of a classifier."""
+    if isinstance(model, NativeDecoder | NativeEncoder):
+        return Modules(model.spec, None if heads is None else heads.shapes)
+    return BridgedModules(model)
+
+
+def slot_of(name: str) -> str:
+    """Of the module of this name."""
+    return name.replace(".", "/")
+
+
+def _name(slot: str) -> str:
+    """Of the module."""
+    return slot.replace("/", ".")
+
+
+def pack_adapter(
+    adapter: Adapter,
+    model: AdaptableModel,
+    dtype: torch.dtype | None = None,
+    heads: HeadMaker | None = None,
+    modules: Modules | None = None,
+) -> AdapterWeights:
+    """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
+
+    `heads` makes a classifier's head for adapters that bring one. `modules`: the model's, where
+    they are at hand.
+
+    Raises `InvalidRequest` for what is understood, but not done for this model.
+    """
+    native = isinstance(model, NativeDecoder)
+    if adapter.vocab_size and not native:
+        raise InvalidRequest(
+            "Adapters that bring tokens of their own aren't supported for this model.",
+            param="modules_to_save",
+        )
+    packer = Packer(adapter, model, dtype, modules or modules_of(model))
+    layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
+    embedding, head = packer.embedding(), packer.head()
+    return AdapterWeights(
+        digest=adapter.digest,
+        layers=layers,
+        table=model.lora_table([*layers, packer.ends] if model.lora_slots else layers),
+        embedding=embedding,
+        head=head,
+        classifier=packer.classifier(heads),
+        vocab_size=adapter.vocab_size,
+        num_bytes=packer.num_bytes,
+    )
+
+
+def _has_head_bias(model: NativeDecoder | BridgeModel) -> bool:
+    """Whether the output layer has one."""
+    if isinstance(model, NativeDecoder):
+        return model.spec.lm_head_bias
+    return model.adapted.output in model.adapted.biased
+
+
+class Packer:
+    """Packs the parts of one adapter."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: AdaptableModel,
+        dtype: torch.dtype | None,
+        modules: Modules,
+    ) -> None:
+        self._adapter, self._model, self._dtype = adapter, model, dtype
+        self.modules = modules
+        self.num_bytes = 0
+        #: What slots have of the embedding and the output layer.
+        self.ends: dict[str, PackedLora] = {}
+
+    def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
+        """What the adapter changes in one layer."""
+        for slot, parts in self.parts(index):
+            yield slot, self._pack(parts)
+
+    def parts(self, index: int) -> Iterator[tuple[str, Parts]]:
+        """The same before it is packed."""
+        layers = self._model.linears(index)
+        for slot, linear in self.modules.layers[index].items():
+            deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
+            if any(deltas):
+                if slot not in layers:
+                    raise InvalidRequest(
+                        f"Adapters of {linear.parts[0].name} aren't supported.",
+                        param=linear.parts[0].name,
+                    )
+                yield slot, self._fused(linear, layers[slot], deltas)
+
+    def _fused(
+        self, linear: LinearDescription, layer: AdaptableLinear, deltas: list[ModuleDelta | None]
+    ) -> Parts:
+        """The parts of one linear layer, over each other as its weights are."""
+        parts = Parts(self._model, layer, linear.bias)
+        orders = self._orders(linear)
+        first = 0
+        for part, delta, order in zip(linear.parts, deltas, orders, strict=True):
+            rows = part.rows if order is None else len(order)
+            if delta is not None:
+                parts.add(first, rows, delta, order)
+            first += rows
+        return parts
+
+    def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
+        """Which of a checkpoint's rows each part's are, where that isn't its own order."""
+        spec = self._model.spec
+        if not isinstance(spec, DecoderSpec):
+            return [None] * len(linear.parts)
+        if linear.order == "grouped":
+            return [ungrouped_rows(spec)]
+        if linear.order == "repeated":
+            twice = repeated_rows(spec, linear.parts[1].rows)
+            return [None, twice, twice]
+        return [None] * len(linear.parts)
+
+    def _pack(self, parts: Parts) -> PackedLora:
+        slots, weights = self._model.lora_slots, parts.weights(self._dtype)
+        packed = (self._model.ops.pack_lora if slots is None else slots.pack)(weights)
+        self.num_bytes += packed.nbytes
+        return packed
+
+    def classifier(self, heads: HeadMaker | None) -> Transform | None:
+        """The head that the adapter brings."""
+        given, dense = self._adapter.classifier, self._adapter.dense
+        if heads is None or not (given or dense):
+            return None
+        given = given | merged_dense(heads.tensors | given, dense)
+        self.num_bytes += sum(4 * tensor.numel() for tensor in given.values())
+        return heads.with_tensors(given)
+
+    def embedding(self) -> EmbeddingLora | None:
+        """What the adapter does to the embedding."""
+        delta, table = self._adapter.embedding, self._adapter.tables.get("embedding")
+        some = self._adapter.tokens.get("embedding")
+        if delta is None or (delta.a is None and table is None and some is None):
+            return None
+        if (slots := self._model.lora_slots) is not None:
+            if delta.magnitude is not None:
+                raise InvalidRequest(
+                    "DoRA of an embedding isn't supported on this device.", param="use_dora"
+                )
+            inner = None if delta.a is None else delta.a.T
+            given = EmbeddingWeights(
+                table=table, tokens=some, inner=inner, b=delta.b, scale=delta.scale
+            )
+            self.ends |= (packed := slots.pack_embedding(given))
+            self.num_bytes += sum(one.nbytes for one in packed.values())
+            return None
+        kept = None if table is None else self._keep(table)
+        tokens = None if some is None else (some[0], self._keep(some[1]))
+        if delta.a is None or delta.b is None:
+            return EmbeddingLora(table=kept, tokens=tokens)
+        rank = delta.rank
+        # Each token's row of A^T is what B meets: the product before it is by the identity.
+        inner = self._keep(delta.a.T.contiguous())
+        weights = LoraWeights(
+            a=torch.eye(rank, dtype=delta.b.dtype),
+            parts=[LoraPart(0, delta.b, 0, delta.scale)],
+            out_features=delta.b.shape[0],
+            gain=column_gain(self._model, delta, table),
+        )
+        outer = self._model.ops.pack_lora(weights)
+        self.num_bytes += outer.nbytes
+        return EmbeddingLora(table=kept, tokens=tokens, inner=inner, outer=outer)
+
+    def head(self) -> HeadLora | None:
+        """What the adapter does to the output layer."""
+        delta, table = self._adapter.head, self._adapter.tables.get("head")
+        own = self._adapter.vocab_size
+        if delta is None and not own:
+            return None
+        model = self._model
+        if isinstance(model, NativeEncoder):
+            raise InvalidRequest("An encoder has no output layer.", param="target_modules")
+        if isinstance(model, NativeDecoder) and model.spec.normalized_head:
+            raise InvalidRequest(
+                "Adapters of an output layer with normalised rows aren't supported.",
+                param=model.spec.names.lm_head,
+            )
+        layer: LinearLayer | None = None
+        if table is not None:
+            layer = self._table(model, table, None)
+        added = None
+        tokens, some = None, self._adapter.tokens.get("head")
+        if own and _has_head_bias(model) and (delta is None or delta.bias is None):
+            raise InvalidRequest(
+                "The output layer has a bias, and the adapter brings none for its own tokens.",
+                param="lm_head",
+            )
+        if own and isinstance(model, NativeDecoder):
+            layer, some = self._extended(model, layer, some, own)
+        if delta is not None and any(True for _ in delta.tensors()):
+            parts = Parts(model, layer or model.lm_head, _has_head_bias(model))
+            rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
+            parts.add(0, rows, delta, None)
+            added = self._pack(parts)
+            self.ends[HEAD] = added
+        if some is not None and len(some[0]):
+            ids = some[0].to(model.ops.device)
+            tokens = ids, self._table(model, some[1], ids)
+        return HeadLora(table=layer, tokens=tokens, added=added)
+
+    def _extended(
+        self,
+        model: NativeDecoder,
+        layer: LinearLayer | None,
+        some: tuple[Tensor, Tensor] | None,
+        own: int,
+    ) -> tuple[LinearLayer, tuple[Tensor, Tensor] | None]:
+        """An output layer of all tokens, and the rows of single ones that are left.
+
+        `layer`: the adapter's table; `some`: its rows of single tokens; `own`: all tokens.
+        """
+        first = layer or model.lm_head
+        count = first.out_features
+        if some is None:
+            return ExtendedHead(first, None, own), None
+        ids, rows = some
+        behind = ids >= count
+        if not bool(behind.any()):
+            return ExtendedHead(first, None, own), some
+        more = model.ops.PackedLinear(rows[behind].to(model.weight_dtype).contiguous(), None)
+        self.num_bytes += more.nbytes
+        return ExtendedHead(first, more, own), (ids[~behind], rows[~behind])
+
+    def _table(
+        self, model: NativeDecoder | BridgeModel, rows: Tensor, ids: Tensor | None
+    ) -> LinearLayer:
+        """An output layer of these rows; `ids`: whose they are, None: everybody's."""
+        bias = None
+        if _has_head_bias(model):
+            bias = model.lm_head(nothing(model, model.lm_head))[0]
+            if ids is not None:
+                bias = bias[ids]
+            elif len(rows) != len(bias):  # the adapter's own stands in its place
+                missing = len(rows) - len(bias)
+                bias = torch.nn.functional.pad(bias, (0, missing))
+        layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
+        self.num_bytes += layer.nbytes
+        return layer
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
+        self.num_bytes += kept.nbytes
+        return kept

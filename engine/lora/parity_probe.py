@@ -1,0 +1,223 @@
+"""The parity probe: an adapter beside its model says what the two say merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import kernels
+from engine.checkpoints.load_format import open_weights
+from engine.contract.engine_config import EngineConfig
+from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.merge import (
+    EncoderWeights,
+    FloatWeights,
+    added_bias,
+    merged_embedding,
+    merged_head,
+    merged_spec,
+    merged_weight,
+)
+from engine.lora.packing import pack_adapter, slot_of
+from engine.lora.target_modules import Modules
+from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.forward_context import AttentionContext
+from engine.models.lora import AdapterWeights, StepAdapters
+from kernels import LinearLayer
+
+if TYPE_CHECKING:
+    from engine.transformers_backend.model import BridgeModel
+
+
+_PROMPTS, LENGTH, BLOCK = 4, 24, 16
+#: Of the largest logit: what sums in another order may differ by, many times over.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What came of it.
+
+    Attributes:
+        prompts: how many were tried.
+        max_difference: the largest between any two logits, in parts of the largest logit.
+        passed: whether that is what rounding explains.
+    """
+
+    prompts: int
+    max_difference: float
+    passed: bool
+
+
+def probe_adapter(
+    adapter: Adapter, folder: Path, spec: DecoderSpec | EncoderSpec, config: EngineConfig
+) -> Probe:
+    """Compare logits of random prompts, in float32; of an encoder its hidden states.
+
+    The model is held twice, one after the other. A classifier's head isn't compared: the adapter
+    brings it whole.
+
+    Raises `ModelLoadError` for a model that can't be read.
+    """
+    if isinstance(spec, EncoderSpec):
+        apart = _states(folder, spec, config, None, adapter)
+        merged = _states(folder, spec, config, adapter, None)
+    else:
+        apart = _logits(folder, spec, config, None, adapter)
+        merged = _logits(folder, spec, config, adapter, None)
+    return compared(apart, merged)
+
+
+def compared(apart: list[Tensor], merged: list[Tensor]) -> Probe:
+    """What came of logits with the adapter apart and merged."""
+    largest = max(float(logits.abs().max()) for logits in merged)
+    difference = max(
+        # Tokens without a row of the output layer have no logits.
+        float((one - other).masked_fill(one.isneginf(), 0).abs().max())
+        for one, other in zip(apart, merged, strict=True)
+    )
+    relative = difference / max(largest, 1e-6)
+    return Probe(prompts=len(merged), max_difference=relative, passed=bool(relative <= _TOLERANCE))
+
+
+def _logits(
+    folder: Path,
+    spec: DecoderSpec,
+    config: EngineConfig,
+    merged: Adapter | None,
+    apart: Adapter | None,
+) -> list[Tensor]:
+    """Float32 [tokens, vocabulary] of each prompt, with the adapter merged, or apart."""
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
+    own = spec if merged is None else merged_spec(spec, merged)
+    model = NativeDecoder(own, ops, torch.float32, LENGTH)
+    model.load(weights, lambda done, total: None)
+    model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
+    packed = None if apart is None else pack_adapter(apart, model)
+    vocab = 0 if apart is None else apart.vocab_size
+    return [_run(model, prompt, packed) for prompt in prompts(vocab or own.vocab_size)]
+
+
+def _states(
+    folder: Path,
+    spec: EncoderSpec,
+    config: EngineConfig,
+    merged: Adapter | None,
+    apart: Adapter | None,
+) -> list[Tensor]:
+    """Float32 [tokens, hidden] of each prompt, with the adapter merged, or apart."""
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    model = NativeEncoder(spec, ops, torch.float32, LENGTH)
+    weights = EncoderWeights(open_weights(folder, config, ops.device), spec, merged)
+    model.load(weights, lambda done, total: None)
+    packed = None if apart is None else pack_adapter(apart, model)
+    return [_encode(model, prompt, packed) for prompt in prompts(spec.vocab_size)]
+
+
+def _encode(model: NativeEncoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
+    return model.forward(prompt, step_of(len(prompt), adapter))
+
+
+def prompts(vocab: int) -> list[Tensor]:
+    """Random ones, always the same."""
+    made = torch.Generator().manual_seed(1)
+    return [torch.randint(vocab, (LENGTH,), generator=made) for _ in range(_PROMPTS)]
+
+
+@torch.inference_mode()
+def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
+    context = step_of(len(prompt), adapter)
+    hidden, adapters = model.forward(prompt, context), context.adapters
+    return model.logits(hidden, adapters.heads(None))
+
+
+def step_of(count: int, adapter: AdapterWeights | None) -> AttentionContext:
+    """A step of one prompt, all of whose tokens go through the adapter."""
+    every = torch.arange(count)
+    adapters = StepAdapters([] if adapter is None else [(adapter, every)])
+    return AttentionContext(
+        positions=every,
+        slot_mapping=every,
+        block_tables=torch.arange(-(-count // BLOCK)).int().unsqueeze(0),
+        seq_lens=torch.tensor([count]).int(),
+        query_start_loc=torch.tensor([0, count]).int(),
+        sequence_rows=torch.tensor([0]),
+        adapters=adapters,
+    )
+
+
+# -- The parity probe of a bridged model: rows with an adapter say what its merged weights say.
+
+
+def probe_bridged(adapter: Adapter, model: BridgeModel, modules: Modules) -> Probe:
+    """Compare logits of random prompts, in float32. The model's weights are the merged ones then.
+
+    Raises `InvalidRequest` for what can't be merged.
+    """
+    model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
+    apart = _bridged_probe_logits(model, pack_adapter(adapter, model, None, None, modules))
+    _merge(model, adapter, modules)
+    return compared(apart, _bridged_probe_logits(model, None))
+
+
+@torch.inference_mode()
+def _bridged_probe_logits(model: BridgeModel, adapter: AdapterWeights | None) -> list[Tensor]:
+    """Float32 [tokens, vocabulary] of each prompt."""
+    found = []
+    for prompt in prompts(model.spec.vocab_size):
+        found.append(model.forward(prompt, step_of(len(prompt), adapter)).clone())
+        model.keep(set())
+    return found
+
+
+@torch.no_grad()
+def _merge(model: BridgeModel, adapter: Adapter, modules: Modules) -> None:
+    """Put merged weights in the places of the model's own."""
+    for name, delta in adapter.modules.items():
+        module, layer = _module(model, name), model.adapted.linears[slot_of(name)]
+        _put(model, module, merged_weight(_whole(layer), delta), _bias(module, delta))
+    head = modules.head
+    if head and (adapter.head is not None or "head" in adapter.tables or "head" in adapter.tokens):
+        module = _module(model, head)
+        weight = merged_head(_whole(model.lm_head), adapter)
+        _put(model, module, weight, _bias(module, adapter.head))
+    if model.adapted.embedding is not None and (
+        adapter.embedding is not None or "embedding" in adapter.tables
+    ):
+        table: Any = model.adapted.embedding[1]
+        table._weight, table._layer = merged_embedding(table.weight.float() + 0, adapter), None
+
+
+def _module(model: BridgeModel, name: str) -> Any:
+    return model.model.get_submodule(name)
+
+
+def _whole(layer: LinearLayer) -> Tensor:
+    """All of a weight, float32 [outputs, inputs]."""
+    return layer.rows(torch.arange(layer.out_features)).float()
+
+
+def _bias(module: Any, delta: ModuleDelta | None) -> Tensor | None:
+    """A module's, with what an adapter does to it."""
+    own: Tensor | None = None if module.bias is None else module.bias.float()
+    if delta is None or (delta.bias is None and delta.b_bias is None):
+        return own
+    return added_bias(torch.zeros(module.out_features) if own is None else own, delta)
+
+
+def _put(model: BridgeModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Have a module compute with another weight."""
+    if hasattr(module, "layer"):
+        module.layer = model.ops.PackedLinear(weight.contiguous(), bias)
+    else:  # a Conv1D, whose weight is the other way around
+        module.weight.data = weight.T.contiguous()
+        if bias is not None:
+            module.bias.data = bias

@@ -1,0 +1,324 @@
+"""Reading an adapter: PEFT's two files or one of GGUF, checked against the model before any use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest, adapter_files
+from engine.contract.validation import shown
+from engine.lora.adapter import (
+    PREFIX,
+    Adapter,
+    Key,
+    ModuleDelta,
+    TensorFile,
+    check_entry,
+    check_rank,
+    misshapen,
+    parse_key,
+    wrong,
+)
+from engine.lora.adapter_config import AdapterConfig, read_adapter_config
+from engine.lora.gguf_reader import read_gguf_adapter
+from engine.lora.target_modules import Modules, Stacks
+from engine.lora.vocabulary import Vocabulary, read_vocabulary
+
+#: Bytes of a weights file's header; safetensors itself allows 100 million.
+_MOST_HEADER = 1 << 26
+#: Kinds of keys that have one value for each output.
+_VECTORS = ("b_bias", "magnitude", "bias")
+
+
+def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) -> Adapter:
+    """An adapter for the model of these modules, in host memory, as its file keeps it.
+
+    All that can be told from the files' headers is checked before the first tensor is read.
+
+    Raises `InvalidRequest`, which names the field or the tensor, for what isn't understood, doesn't
+    fit the model, isn't a number, or changes while it's read.
+    """
+    if folder.is_file():
+        if not modules.takes_gguf:
+            raise InvalidRequest(
+                "GGUF adapters are for models that run on Quire's own decoders; PEFT's are "
+                "understood here.",
+                param="path",
+            )
+        adapter = read_gguf_adapter(folder, adapter_digest(folder), modules, max_rank)
+        if adapter_digest(folder) != adapter.digest:
+            raise InvalidRequest("The adapter's file changed while it was read.", param="path")
+        return adapter
+    before = _state(folder)
+    digest = adapter_digest(folder)
+    config = read_adapter_config(folder)
+    with _opened(folder / WEIGHTS_FILE) as file:
+        vocabulary = read_vocabulary(folder, file, config, modules)
+        parts = _Parts(config, modules, max_rank, vocabulary)
+        keys, stacks = {}, Stacks(config, modules, max_rank)
+        classifier: dict[str, str] = {}
+        for name in file.keys():  # noqa: SIM118
+            if modules.is_unused(_peft_name(name)) or _is_replaced(name, file):
+                check_entry(name, file.get_slice(name))
+            elif (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
+                classifier[name] = part
+            elif not stacks.take(name, file.get_slice(name)):
+                keys[name] = parts.check(name, file.get_slice(name))
+        pairs = stacks.pairs()
+        if pairs and config.dora:
+            raise InvalidRequest(
+                "DoRA of experts that are one tensor isn't supported: PEFT trains it of experts "
+                "that are modules of their own alone.",
+                param="use_dora",
+            )
+        if keys or not (pairs or classifier):
+            parts.check_whole(keys)
+        adapter, tensors = Adapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
+        for name, key in keys.items():
+            _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
+        for name, key in keys.items():
+            _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
+        _add_tokens(adapter, vocabulary)
+        _tie(adapter, modules)
+        for a, b, pair in pairs:
+            adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
+        adapter.classifier = {part: tensors.read(name) for name, part in classifier.items()}
+    if _state(folder) != before:
+        raise InvalidRequest("The adapter's files changed while they were read.", param="path")
+    return adapter
+
+
+def _state(folder: Path) -> list[tuple[int, int, int]]:
+    """Changes whenever one of the files is written or replaced."""
+    try:
+        stats = [file.stat() for file in adapter_files(folder)]
+    except OSError as error:
+        raise InvalidRequest(
+            f"The adapter's folder must hold {CONFIG_FILE} and {WEIGHTS_FILE}: {error.strerror}.",
+            param="path",
+        ) from error
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file by safetensors, which checks its header, offsets and length."""
+    try:
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+        if not 2 <= length <= _MOST_HEADER:
+            raise InvalidRequest(
+                f"{WEIGHTS_FILE} isn't a safetensors file: its header would have {length} bytes.",
+                param="path",
+            )
+        with safe_open(str(path), framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InvalidRequest(
+            f"{WEIGHTS_FILE} isn't a valid safetensors file: {shown(str(error))}.", param="path"
+        ) from error
+
+
+def _peft_name(name: str) -> str:
+    """The name of a tensor's module as PEFT has it, by which patterns are looked up."""
+    key = parse_key(name)
+    return "" if key is None else key.module
+
+
+def _is_replaced(name: str, file: Any) -> bool:
+    """Whether it's what PEFT keeps of a module that the adapter replaces as a whole."""
+    key = parse_key(name)
+    if key is None or key.kind != "unused":
+        return False
+    part = name.rpartition(".")[2]
+    return f"{name.removesuffix(f'.original_module.{part}')}.modules_to_save.{part}" in set(
+        file.keys()
+    )
+
+
+class _Parts:
+    """Checks the tensors of one file, by their headers alone."""
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        modules: Modules,
+        max_rank: int | None,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self._config, self._modules, self._max_rank = config, modules, max_rank
+        self._vocabulary = vocabulary
+
+    def check(self, name: str, entry: Any) -> Key:
+        """The tensor's module by the model's name, and what it is of it."""
+        key = parse_key(name)
+        if key is None:
+            raise wrong(name, "is nothing that a LoRA adapter has")
+        check_entry(name, entry)
+        module = self._modules.find(key.module)
+        if module is None:
+            raise wrong(name, "belongs to no module of this model that an adapter can change")
+        rank = self._config.rank_of(key.module)
+        if key.kind not in ("table", "tokens"):
+            check_rank(rank, self._max_rank)
+        shapes = self._shapes(module, rank)
+        if key.kind == "tokens" and "table" in shapes:
+            shapes = {"tokens": (self._num_tokens(key.module), self._modules.hidden_size)}
+        shape, wanted = tuple(entry.get_shape()), shapes.get(key.kind)
+        if wanted is None:
+            raise wrong(name, "isn't supported for a module of this kind")
+        if shape != wanted and shape != self._without_new(module, key.kind, wanted):
+            of_table = module in (self._modules.embedding, self._modules.head)
+            vocab = self._rows(module) if of_table else 0
+            raise wrong(name, misshapen(shape, wanted, vocab))
+        return Key(module, key.kind)
+
+    def _rows(self, table: str) -> int:
+        """Of the embedding or the output layer, with what the adapter brings."""
+        of_embedding = table == self._modules.embedding
+        return self._vocabulary.rows("embedding" if of_embedding else "head")
+
+    def _without_new(self, module: str, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a table and its matrices may have too: nothing for rows of vLLM's layout."""
+        if kind not in ("embedding_a", "b", "table"):
+            return shape
+        table = {self._modules.embedding: "embedding", self._modules.head: "head"}.get(module, "")
+        if table not in self._vocabulary.new:
+            return shape
+        rows = self._vocabulary.rows(table)
+        return tuple(self._modules.vocab_size if size == rows else size for size in shape)
+
+    def _num_tokens(self, table: str) -> int:
+        """Whose rows of a table the adapter has."""
+        if self._modules.tied and not self._modules.head:
+            raise InvalidRequest(
+                f"{CONFIG_FILE}: trainable_token_indices aren't supported for this model, whose "
+                "output layer is tied to its embedding.",
+                param="trainable_token_indices",
+            )
+        if not (ids := self._config.tokens_of(table)):
+            param = "trainable_token_indices"
+            raise InvalidRequest(
+                f"{CONFIG_FILE}: {param} names no token of {shown(table)}.", param=param
+            )
+        return len(ids)
+
+    def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
+        """What a module may have, with the shapes that they must have."""
+        modules = self._modules
+        vocab, hidden = self._rows(module), modules.hidden_size
+        if module == modules.embedding:
+            return {
+                "embedding_a": (rank, vocab),
+                "embedding_b": (hidden, rank),
+                "magnitude": (hidden,),
+                "table": (vocab, hidden),
+            }
+        if (dense := modules.dense(module)) is not None:
+            own = dict.fromkeys(_VECTORS, dense[:1])
+            return {"a": (rank, dense[1]), "b": (dense[0], rank), **own}
+        place = modules.place(module)
+        rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
+        shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
+        if place is not None and "." in place.slot:  # of an expert
+            return shapes | {"magnitude": (rows,)}
+        shapes |= dict.fromkeys(_VECTORS, (rows,))
+        return shapes | ({"table": (vocab, hidden)} if place is None else {})
+
+    def check_whole(self, keys: Mapping[str, Key]) -> None:
+        """Raise unless each module has both of its matrices, and DoRA its magnitudes."""
+        if not keys:
+            raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensors.", param="path")
+        kinds: dict[str, set[str]] = {}
+        for key in keys.values():
+            kinds.setdefault(key.module, set()).add(key.kind)
+        for name, key in keys.items():
+            has = kinds[key.module]
+            for one, other in (("a", "b"), ("embedding_a", "embedding_b")):
+                if (one in has) != (other in has):
+                    raise wrong(name, f"has no partner: {one} and {other} go together")
+            matrices = has & {"a", "embedding_a"}
+            if has & {"b_bias", "magnitude"} and not matrices:
+                raise wrong(name, "is of a module without matrices")
+            if self._config.dora and matrices and "magnitude" not in has:
+                raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
+            single = "tokens" in has or "embedding" in self._vocabulary.new
+            if has >= {"embedding_a", "magnitude"} and single:
+                raise wrong(name, "is of DoRA, but rows of single tokens stand beside it")
+
+
+def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
+    """Which tensor of a classifier's head this replaces; None: another one."""
+    part = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
+    wanted = modules.classifier.get(part)
+    if wanted is None:
+        return None
+    check_entry(name, entry)
+    if (shape := tuple(entry.get_shape())) != wanted:
+        raise wrong(name, misshapen(shape, wanted))
+    return part
+
+
+def _delta(adapter: Adapter, key: Key, modules: Modules) -> ModuleDelta:
+    """The module's entry of the adapter, made where there's none yet."""
+    if key.module == modules.embedding:
+        adapter.embedding = adapter.embedding or ModuleDelta()
+        return adapter.embedding
+    if modules.dense(key.module) is not None:
+        return adapter.dense.setdefault(key.module, ModuleDelta())
+    if modules.place(key.module) is None:
+        adapter.head = adapter.head or ModuleDelta()
+        return adapter.head
+    return adapter.modules.setdefault(key.module, ModuleDelta())
+
+
+def _put(
+    adapter: Adapter, key: Key, modules: Modules, tensor: Tensor, tokens: tuple[int, ...]
+) -> None:
+    """Take a tensor over. `tokens`: whose rows it has, of a part of a table."""
+    delta = _delta(adapter, key, modules)
+    which = "embedding" if key.module == modules.embedding else "head"
+    if key.kind == "table":
+        adapter.tables[which] = tensor
+    elif key.kind == "tokens":
+        ids, order = torch.tensor(tokens, dtype=torch.int64).sort()
+        adapter.tokens[which] = ids, tensor[order]
+    else:
+        setattr(delta, key.kind.removeprefix("embedding_"), tensor)
+
+
+def _add_tokens(adapter: Adapter, vocabulary: Vocabulary) -> None:
+    """Take over what goes behind the model's tables."""
+    adapter.vocab_size = vocabulary.own
+    if vocabulary.ties_head and "embedding" in adapter.tables:
+        adapter.tables["head"] = adapter.tables["embedding"]
+        adapter.head = adapter.head or ModuleDelta()
+    for table, rows in vocabulary.new.items():
+        if (own := adapter.tables.get(table)) is not None:
+            adapter.tables[table] = torch.cat((own, rows.to(own.dtype)))
+        elif (tokens := vocabulary.tokens(table, adapter.tokens.get(table))) is not None:
+            adapter.tokens[table] = tokens
+        if table == "embedding":
+            adapter.embedding = adapter.embedding or ModuleDelta()
+        else:
+            adapter.head = adapter.head or ModuleDelta()
+    # Matrices may leave out the rows of vLLM's layout, to which they add nothing then.
+    pad, inputs, outputs = torch.nn.functional.pad, adapter.embedding, adapter.head
+    if inputs is not None and inputs.a is not None:
+        inputs.a = pad(inputs.a, (0, vocabulary.embedding - inputs.a.shape[1]))
+    if outputs is not None and outputs.b is not None:
+        outputs.b = pad(outputs.b, (0, 0, 0, vocabulary.head - len(outputs.b)))
+
+
+def _tie(adapter: Adapter, modules: Modules) -> None:
+    """Rows of single tokens are the output layer's too where that is tied, unlike whole tables."""
+    if modules.tied and modules.head and "embedding" in adapter.tokens:
+        adapter.tokens.setdefault("head", adapter.tokens["embedding"])
+        adapter.head = adapter.head or ModuleDelta()

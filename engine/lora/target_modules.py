@@ -1,0 +1,320 @@
+"""Which parts of a model an adapter can change, by the names of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from engine.lora.adapter import ModuleDelta, check_entry, check_rank, parse_key, wrong
+from engine.lora.adapter_config import AdapterConfig
+from engine.models.decoder_spec import DecoderSpec, MoeSpec
+from engine.models.encoders.encoder import encoder_linears
+from engine.models.encoders.encoder_spec import EncoderSpec
+from engine.models.layers.decoder_layer import describe
+from engine.models.layers.linear import (
+    ExpertsDescription,
+    LayerDescription,
+    LinearDescription,
+    MlpDescription,
+    ModelDescription,
+    experts_of,
+)
+
+#: Wrappers that PEFT and `transformers` put before a module's name, or leave out.
+_PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
+
+
+#: Of an encoder, by its name within it.
+_POOLER = "pooler.dense"
+#: Where `transformers` has a mixture, and where checkpoints have it.
+_MIXTURES = (("", ""), (".mlp.", ".block_sparse_moe."))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of a checkpoint's weights within a linear layer of the model.
+
+    Attributes:
+        layer: the layer's number.
+        slot: which linear layer of it, see `linears_of`.
+        part: which of the linear layer's parts; weights are over each other.
+        rows, columns: outputs and inputs of the part.
+    """
+
+    layer: int
+    slot: str
+    part: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All experts of a layer, whose weights `transformers` has in one tensor a projection.
+
+    Attributes:
+        at: prefix of the experts' names, see `linears_of`.
+        moe: how many, and how they lie in memory.
+        hidden: inputs of the first projection, and outputs of the second.
+    """
+
+    at: str
+    moe: MoeSpec
+    hidden: int
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of both."""
+        inner = self.moe.intermediate_size
+        return {"up": (self.hidden, 2 * inner), "down": (inner, self.hidden)}
+
+    def rows(self, projection: str) -> list[tuple[str, slice]]:
+        """The last words of an expert's modules, and which of the projection's rows are theirs."""
+        gate, up, down = self.moe.expert_names
+        if projection == "down":
+            return [(down, slice(None))]
+        if self.moe.layout == "interleaved":
+            return [(gate, slice(0, None, 2)), (up, slice(1, None, 2))]
+        inner = self.moe.intermediate_size
+        return [(gate, slice(0, inner)), (up, slice(inner, None))]
+
+
+class Modules:
+    """A model's modules by name, found whichever wrappers stand before theirs.
+
+    Attributes:
+        layers: of each its linear layers by their slots, see `linears_of`.
+        embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
+        heads: of queries and of keys; 0 of an encoder.
+        classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
+        takes_gguf: llama.cpp's names can be told.
+    """
+
+    takes_gguf: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        spec: DecoderSpec | EncoderSpec,
+        classifier: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`classifier`: the tensors of a classifier's head, by their names."""
+        self.classifier = dict(classifier or {})
+        self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
+        self.embedding, self.head, prefix = "", "", ""
+        self.heads, self.tied = (0, 0), False
+        self._stacks: dict[str, Stack] = {}
+        if isinstance(spec, EncoderSpec):
+            self.layers, prefix = encoder_linears(spec), spec.names.prefix
+            self.embedding = spec.names.embedding
+        else:
+            described = describe(spec)
+            self.heads, self.tied = (spec.num_heads, spec.num_kv_heads), spec.tie_embeddings
+            self.embedding, self.head = spec.names.embedding, spec.names.lm_head
+            self.layers = [dict(linears_of(layer)) for layer in described.layers]
+            self._stacks |= _stacks(described)
+        self._prefixes = (*_PREFIXES, prefix)
+        self._places = dict(_places(self.layers))
+        self._dense = dict(_dense(self.classifier))
+        pooler = {_POOLER, prefix + _POOLER} if isinstance(spec, EncoderSpec) else set()
+        self._unused = pooler - self._dense.keys()
+        tables = {self.embedding, self.head} - {""}
+        self._known = {*self._places, *self._stacks, *self._dense, *tables}
+
+    def find(self, name: str) -> str | None:
+        """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
+        for ending in ("", ".layer"):
+            for ours, theirs in _MIXTURES:
+                for prefix in self._prefixes:
+                    for candidate in (prefix + name, name.removeprefix(prefix)):
+                        found = candidate.replace(ours, theirs) + ending
+                        if found in self._known:
+                            return found
+        return None
+
+    def place(self, name: str) -> Place | None:
+        """Where the weight of this name is; None for a table, or nothing of the model's."""
+        return self._places.get(name)
+
+    def dense(self, name: str) -> tuple[int, int] | None:
+        """Outputs and inputs of a classifier's linear layer of this name."""
+        return self._dense.get(name)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether it's the layer that BERT has for training, and that nothing here is pooled by."""
+        return name in self._unused
+
+    def stack(self, name: str) -> Stack | None:
+        """The experts whose weights are one tensor of this name."""
+        return self._stacks.get(name)
+
+
+def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The linear layers of a classifier's head."""
+    for name, shape in classifier.items():
+        if name.endswith(".weight") and len(shape) == 2:
+            yield name.removesuffix(".weight"), (shape[0], shape[1])
+
+
+def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription]]:
+    """A layer's linear layers by the names that this package gives them."""
+    yield from layer.attention.linears()
+    if isinstance(layer.mlp, ExpertsDescription):
+        yield "router", layer.mlp.router
+        if layer.mlp.shared_gate is not None:
+            yield "shared_gate", layer.mlp.shared_gate
+        if layer.mlp.shared is not None:
+            yield from _mlp("shared_", layer.mlp.shared)
+        yield from experts_of(layer.mlp)
+    else:
+        yield from _mlp("", layer.mlp)
+    if layer.residual_mlp is not None:
+        yield from _mlp("residual_", layer.residual_mlp)
+
+
+def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, LinearDescription]]:
+    yield f"{prefix}up", mlp.up
+    yield f"{prefix}down", mlp.down
+
+
+def _stacks(description: ModelDescription) -> Iterator[tuple[str, Stack]]:
+    """By the names under which PEFT has them: of the module, or of its two weights."""
+    for layer in description.layers:
+        if not isinstance(layer.mlp, ExpertsDescription) or layer.mlp.moe.layout == "flat":
+            continue
+        moe, at = layer.mlp.moe, f"{layer.mlp.layer}{layer.mlp.moe.experts}"
+        stack = Stack(at, moe, layer.mlp.router.columns)
+        granite = ("experts", "input_linear", "output_linear")
+        for name in granite if moe.layout == "granite" else ("",):
+            yield f"{at}{name}".removesuffix("."), stack
+
+
+def _places(layers: Sequence[Mapping[str, LinearDescription]]) -> Iterator[tuple[str, Place]]:
+    for index, layer in enumerate(layers):
+        for slot, linear in layer.items():
+            for number, part in enumerate(linear.parts):
+                yield part.name, Place(index, slot, number, part.rows, linear.columns)
+
+
+# -- Experts whose weights are one tensor a projection, as PEFT adapts them (`target_parameters`).
+#
+# Each pair of tensors holds all experts of a layer: A [experts * rank, inputs], expert by expert,
+# and
+# B [outputs, rank * experts], whose columns go through the experts first. Both projections have the
+# same module, one behind `base_layer`, so shapes tell which is which. Earlier versions of PEFT
+# took a weight's outputs for its inputs: there A is of the outputs, and the two change places.
+
+
+_WRAPPER = ".base_layer"
+#: The names of a projection's weight, by which patterns of ranks and factors are looked up.
+_PARAMETERS = {"up": "gate_up_proj", "down": "down_proj"}
+
+
+def unwrapped(module: str) -> str:
+    """A module's name without what PEFT puts around one that it adapts twice."""
+    while module.endswith(_WRAPPER):
+        module = module.removesuffix(_WRAPPER)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class StackPair:
+    """The two tensors that change one projection of all experts.
+
+    Attributes:
+        stack: the experts.
+        projection: "up" or "down".
+        rank: of each expert.
+        flipped: A is of the outputs, B of the inputs.
+        scale: of what they add.
+    """
+
+    stack: Stack
+    projection: str
+    rank: int
+    flipped: bool
+    scale: float
+
+    def deltas(self, a: Tensor, b: Tensor) -> Iterator[tuple[str, ModuleDelta]]:
+        """By the names of the experts' own modules."""
+        count = self.stack.moe.num_experts
+        by_expert = b.reshape(b.shape[0], self.rank, count)
+        for expert in range(count):
+            own_a = a[expert * self.rank : (expert + 1) * self.rank]
+            own_b = by_expert[:, :, expert]
+            if self.flipped:
+                own_a, own_b = own_b.T, own_a.T
+            own_a = own_a.contiguous()
+            for word, rows in self.stack.rows(self.projection):
+                delta = ModuleDelta(a=own_a, b=own_b[rows].contiguous(), scale=self.scale)
+                yield f"{self.stack.at}{expert}.{word}", delta
+
+
+def pair_of(
+    stack: Stack, config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> StackPair | str:
+    """What tensors of these shapes are, or why they can't be: words to put behind a name."""
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % stack.moe.num_experts:
+        return (
+            f"and its partner have shapes {list(a)} and {list(b)}, but they must be "
+            f"[{stack.moe.num_experts} * rank, inputs] and [outputs, rank * "
+            f"{stack.moe.num_experts}]"
+        )
+    for flipped in (False, True):
+        for projection, sizes in stack.projections.items():
+            if (b[0], a[1]) == (sizes if flipped else sizes[::-1]):
+                name = f"{unwrapped(module)}.{_PARAMETERS[projection]}"
+                rank = a[0] // stack.moe.num_experts
+                if rank != config.rank_of(name):
+                    return f"is of rank {rank}, but it must be {config.rank_of(name)}"
+                return StackPair(stack, projection, rank, flipped, config.scale_of(name))
+    known = ", ".join(f"{one} to {other}" for one, other in stack.projections.values())
+    return f"and its partner map {a[1]} to {b[0]}, but the experts map {known}"
+
+
+class Stacks:
+    """Collects the tensors of one file that are of whole stacks of experts, by their headers."""
+
+    def __init__(self, config: AdapterConfig, modules: Modules, max_rank: int | None) -> None:
+        self._config, self._modules, self._max_rank = config, modules, max_rank
+        self._found: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+
+    def take(self, name: str, entry: Any) -> bool:
+        """Whether the tensor is of a stack; raises `InvalidRequest` for one that none has."""
+        key = parse_key(name)
+        module = None if key is None else self._modules.find(unwrapped(key.module))
+        if key is None or module is None or self._modules.stack(module) is None:
+            return False
+        if key.kind not in ("a", "b"):
+            raise wrong(name, "isn't supported for a module of this kind")
+        check_entry(name, entry)
+        self._found.setdefault(key.module, {})[key.kind] = name, tuple(entry.get_shape())
+        return True
+
+    def pairs(self) -> list[tuple[str, str, StackPair]]:
+        """The names of each A and B, and what they are.
+
+        Raises `InvalidRequest` for one without the other, or of other shapes.
+        """
+        found, known = [], set()
+        for module, kinds in self._found.items():
+            name = next(iter(kinds.values()))[0]
+            if len(kinds) != 2:
+                raise wrong(name, "has no partner: a and b go together")
+            (a, a_shape), (b, b_shape) = kinds["a"], kinds["b"]
+            stack = self._modules.stack(self._modules.find(unwrapped(module)) or "")
+            pair = (
+                "is of no experts"
+                if stack is None
+                else pair_of(stack, self._config, module, a_shape, b_shape)
+            )
+            if isinstance(pair, str):
+                raise wrong(a, pair)
+            if (pair.stack.at, pair.projection) in known:
+                raise wrong(a, "changes what another tensor changes too")
+            check_rank(pair.rank, self._max_rank)
+            known.add((pair.stack.at, pair.projection))
+            found.append((a, b, pair))
+        return found

@@ -1,0 +1,408 @@
+"""What runs a checkpoint: the native decoder, the Transformers bridge or a class from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+import kernels
+from engine.checkpoints.gguf.folder import source_of
+from engine.checkpoints.load_format import open_weights
+from engine.checkpoints.safetensors import WeightReader
+from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ROUNDED
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
+from engine.models.attention_backend import with_backend
+from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec, without_them
+from engine.models.forward_context import KVScales
+from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scales import PARAM, read_kv_scale_file, read_kv_scales
+from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_transformers
+from engine.models.rotary_embedding import RopeSpec
+from engine.pooling.load import load_pooled, pooled_spec
+from engine.pooling.pooler import Pooler
+from engine.pooling.pooling_config import PoolingSettings, pooling_settings
+from engine.quantization.formats.base import CheckpointFormat
+from engine.quantization.formats.fp4 import quantization_of
+from engine.quantization.formats.registry import find_format, told_of
+from engine.quantization.packing import scheme_of
+from engine.text.tokenizer_files import parse_object, read_text
+from kernels import KernelSet
+
+# -- How a checkpoint was quantised, and what the setting `quantization` makes of it.
+
+
+#: ModelOpt's own file, which its older checkpoints have instead of `quantization_config`.
+MODELOPT_FILE = "hf_quant_config.json"
+#: Of the time before `quantization_config`. They don't name the method: it must be asked for.
+_OLD_FILES = {
+    "awq": ("quant_config.json", "quantize_config.json"),
+    "gptq": ("quantize_config.json",),
+}
+#: Formats whose weights may be floats of 8 bits: "fp8" then names what is there already.
+_EIGHT_BIT_FLOATS = ("fp8", "modelopt", "compressed-tensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What a checkpoint is, and what becomes of it.
+
+    Attributes:
+        form: how its weights were quantised; None: they weren't, or it's a GGUF file.
+        rounds: what weights are rounded to while they load; None: nothing.
+    """
+
+    form: CheckpointFormat | None
+    rounds: str | None
+
+
+def quantized(folder: Path, raw: dict[str, Any], config: EngineConfig) -> Quantized:
+    """Of a model folder and its config.json.
+
+    Raises `ModelLoadError` for a format that isn't read, and `ConfigError` where `quantization`
+    names another one than the checkpoint's.
+    """
+    form = find_format(_told(folder, raw, config.quantization))
+    asked = config.quantization
+    if asked is None:
+        return Quantized(form, None)
+    name = _name(form, folder)
+    if asked in ROUNDED and not (asked == "fp8" and name in _EIGHT_BIT_FLOATS):
+        return Quantized(form, asked)
+    if name not in CHECKPOINT_METHODS.get(asked, (asked,)) and asked != "fp8":
+        theirs = f"was quantised by {name}" if name else "isn't quantised"
+        raise ConfigError(
+            f"quantization={asked!r} names a format of checkpoints, but this one {theirs}. Leave "
+            "it out to take the checkpoint as it is; int8 and int4 round any.",
+            param="quantization",
+        )
+    return Quantized(form, None)
+
+
+def _name(form: CheckpointFormat | None, folder: Path) -> str:
+    if form is not None:
+        return form.name
+    return "gguf" if source_of(folder) is not None else ""
+
+
+def _told(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
+    """What config.json says, or a file beside it."""
+    told = told_of(raw)
+    if told:
+        return told
+    path = folder / MODELOPT_FILE
+    if path.is_file():
+        return quantization_of(parse_object(read_text(path), path), str(path))
+    for method in CHECKPOINT_METHODS.get(asked or "", ()):
+        for path in (folder / name for name in _OLD_FILES.get(method, ())):
+            if path.is_file():
+                return {**parse_object(read_text(path), path), "quant_method": method}
+    return None
+
+
+# -- Settings that a kind of model doesn't do are refused by name.
+
+
+HOST = torch.device("cpu")
+
+
+def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
+    """A setting that would do nothing is refused."""
+    for name in ("rope_scaling", "rope_theta"):
+        if getattr(config, name) is not None and spec.rope is None:
+            raise ConfigError(
+                f"{name} is set, but {spec.architecture} has no rotary embedding.", param=name
+            )
+
+
+def refuse_rounding(rounds: str | None, what: str) -> None:
+    """Pooling models and classes from outside don't round weights while they load them."""
+    if rounds is not None:
+        raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
+
+
+def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
+    """Scales of an fp8 cache are for the native decoder's."""
+    if config.quantization_param_path is not None:
+        raise ConfigError(f"{PARAM} isn't used for {what}.", param=PARAM)
+
+
+def refuse_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
+    """On a GPU torch's products run these, which sum by the size of a batch."""
+    if config.batch_invariant and device != HOST:
+        raise ConfigError(
+            f"batch_invariant isn't done for {what} on a GPU.", param="batch_invariant"
+        )
+
+
+def refuse_unknown_rounding(rounds: str | None, ops: KernelSet) -> None:
+    """Not every device has products for every method."""
+    if rounds is not None and rounds not in ops.quantizations:
+        raise ConfigError(
+            f"quantization={rounds!r} isn't done by the {ops.name} kernels on "
+            f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
+            param="quantization",
+        )
+
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model with its weights.
+
+    Attributes:
+        dtype: of its linear weights.
+        max_model_len: the context that is served.
+        pooler: of a pooling model.
+    """
+
+    model: EngineModel
+    spec: ModelSpec
+    dtype: torch.dtype
+    max_model_len: int
+    pooler: Pooler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be built.
+
+    Attributes:
+        folder: of the checkpoint.
+        raw: its config.json with the settings applied.
+        config: the settings.
+        ops: the device's kernels.
+        quantized: how the checkpoint was quantised, and what its weights are rounded to.
+        progress: called with (done, total) while weights load.
+    """
+
+    folder: Path
+    raw: dict[str, Any]
+    config: EngineConfig
+    ops: kernels.KernelSet
+    progress: Callable[[int, int], None]
+    quantized: Quantized = Quantized(None, None)
+
+
+def build_model(order: Order) -> Built:
+    """Make the model. Raises `ModelLoadError` or `ConfigError`."""
+    folder, raw, config = order.folder, order.raw, order.config
+    order = dataclasses.replace(order, quantized=quantized(folder, raw, config))
+    outside = ModelRegistry.find(raw)
+    pooling = pooling_settings(config, folder, raw) if outside is None else None
+    if pooling is not None:
+        return _pooled(order, pooling)
+    if outside is not None:
+        if is_transformers(outside):
+            return _bridged(order, outside)
+        return _native(order, outside)
+    if config.model_impl == "transformers":
+        return _bridged(order)
+    if config.model_impl == "quire":
+        return _native(order)
+    if not is_known(raw):
+        return _bridged(order)
+    try:
+        _refuse_on_devices(decoder_spec(raw), order)
+    except BadModelConfig:
+        raise
+    except ModelLoadError as refused:
+        return _bridged_instead(order, refused)
+    return _native(order)
+
+
+def refuse_unknown(order: Order) -> None:
+    """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
+    folder, raw, config = order.folder, order.raw, order.config
+    if ModelRegistry.find(raw) is not None or is_known(raw):
+        return
+    if pooling_settings(config, folder, raw) is None:
+        from engine.transformers_backend.load import Source
+
+        Source(folder, raw, config.trust_remote_code, dummy=True)
+
+
+def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
+    """A native architecture with a setting that only `transformers` does, if it does."""
+    try:
+        built = _bridged(order)
+    except (ModelLoadError, ConfigError) as error:
+        raise ModelLoadError(
+            f"{refused.message} By the Transformers bridge: {error.message}", param=refused.param
+        ) from error
+    log.info("%s It runs through the Transformers bridge.", refused.message)
+    return built
+
+
+def _refuse_on_devices(spec: DecoderSpec, order: Order) -> None:
+    """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
+    if order.ops.device == HOST or spec.states is None:
+        return
+    raise ModelLoadError(
+        f"{spec.architecture} has layers that carry a state: they run natively on a CPU alone.",
+        param="model",
+    )
+
+
+def _native(order: Order, outside: Any = None) -> Built:
+    """The native decoder, or a class from outside that keeps to its contract."""
+    folder, raw, config = order.folder, order.raw, order.config
+    spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
+    if outside is None:
+        _refuse_on_devices(spec, order)
+    refuse_rope_settings(spec, config)
+    max_model_len = context_length(spec, config)
+    if config.disable_sliding_window:
+        spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    ops = order.ops
+    form, rounds = order.quantized.form, order.quantized.rounds
+    refuse_unknown_rounding(rounds, ops)
+    if outside is None:
+        ops = with_backend(ops, spec, dtype, config)
+        model: EngineModel = NativeDecoder(
+            spec,
+            ops,
+            dtype,
+            max_model_len,
+            rounds,
+            config.round_activations,
+        )
+    else:
+        refuse_rounding(rounds, spec.architecture)
+        model = outside(spec, ops, dtype, max_model_len)
+    path = config.quantization_param_path
+    if outside is not None:
+        refuse_kv_scale_file(config, spec.architecture)
+    model_type = str(raw.get("model_type"))
+    scales: Sequence[KVScales | None] = ()
+    if path:
+        scales = read_kv_scale_file(path, model_type, spec.num_layers)
+    weights = open_weights(folder, config, ops.device, form)
+    if isinstance(model, NativeDecoder) and not scales:
+        read = weights.numbers if isinstance(weights, WeightReader) else None
+        scales = read_kv_scales(read, model.spec)  # before layers take memory
+    model.load(weights, order.progress)
+    if isinstance(model, NativeDecoder):
+        model.kv_scales = [*scales]
+    unread = weights.unread()
+    if outside is None:
+        unread = without_them(unread, spec, raw)  # whoever drafts with them reads them
+    if unread:
+        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+    weights.close()
+    return Built(model, spec, dtype, max_model_len)
+
+
+def _pooled(order: Order, settings: PoolingSettings) -> Built:
+    """A model that gives vectors, labels or scores."""
+    folder, raw, config = order.folder, order.raw, order.config
+    refuse_rounding(order.quantized.rounds, "a pooling model")
+    refuse_kv_scale_file(config, "a pooling model")
+    refuse_invariance(config, order.ops.device, "pooling models")
+    spec = pooled_spec(settings, raw)
+    if isinstance(spec, DecoderSpec):
+        _refuse_on_devices(spec, order)
+    max_model_len = context_length(spec, config, settings.max_length)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    model, pooler = load_pooled(
+        settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
+        order.quantized.form,
+    )  # fmt: skip
+    # An encoder has no logits; nobody asks a pooling model for them.
+    return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
+
+
+def _bridged(order: Order, outside: Any = None) -> Built:
+    """A model of `transformers`, which is imported only for this."""
+    folder, raw, config = order.folder, order.raw, order.config
+    refuse_invariance(config, order.ops.device, "the Transformers bridge")
+    refuse_kv_scale_file(config, "a model of the Transformers bridge")
+    from engine.transformers_backend.load import Source, load_bridge, without_windows
+
+    if config.load_format not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(
+            f"load_format={config.load_format} is for models that Quire runs natively; "
+            "this one runs through transformers, from safetensors.",
+            param="load_format",
+        )
+    dummy = config.load_format == "dummy"
+    source = Source(folder, raw, config.trust_remote_code, outside, dummy, order.quantized.form)
+    spec = source.spec(config.max_model_len)
+    if not source.rotates:
+        refuse_rope_settings(spec, config)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    max_model_len = context_length(spec, config)
+    rounds = order.quantized.rounds
+    refuse_unknown_rounding(rounds, kernels.get(HOST, use_compiled=config.cpu_kernels))
+    # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
+    moves = order.ops.device != HOST
+    ops = kernels.get(HOST, use_compiled=config.cpu_kernels and not moves)
+    scheme = scheme_of(rounds)
+    model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
+    if moves:
+        model.to_device(order.ops)
+    if config.disable_sliding_window:
+        max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
+        without_windows(model)
+    return Built(model, model.spec, dtype, max_model_len)
+
+
+def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+    """In which dtype weights are kept. `auto`: the checkpoint's."""
+    name = checkpoint.removeprefix("torch.") if wanted == "auto" else wanted
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise ModelLoadError(f"config.json: dtype {checkpoint!r} isn't supported.", param="dtype")
+    return dtype
+
+
+def derived_max_len(spec: ModelSpec) -> int:
+    """The longest context that the checkpoint is made for, rope scaling included."""
+    rope: RopeSpec | None = spec.rope
+    length = spec.max_position_embeddings
+    if rope is None:
+        return length
+    factor = float(rope.params.get("factor") or 1.0)
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * factor)
+    if rope.kind == "yarn":
+        original = rope.params.get("original_max_position_embeddings") or length
+        return max(length, int(original * factor))
+    return length
+
+
+def context_length(spec: ModelSpec, config: EngineConfig, default: int | None = None) -> int:
+    """The context that is served: as the operator says, else `default`, else the model's own.
+
+    Raises `ConfigError` for one beyond the model's.
+    """
+    derived = derived_max_len(spec)
+    windows = [window for window in spec.windows if window]
+    if config.disable_sliding_window and windows:
+        derived = min(derived, *windows)
+    if config.max_model_len is None:
+        return min(derived, default or derived)
+    if config.max_model_len > derived:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) is over the model's context ({derived}).",
+            param="max_model_len",
+        )
+    return config.max_model_len

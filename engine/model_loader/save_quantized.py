@@ -1,0 +1,221 @@
+"""A checkpoint's linear layers in 8 or 4 bits, written as compressed-tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.checkpoints.safetensors import INDEX_NAME, WeightReader
+from engine.contract.errors import InvalidRequest
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.layers.decoder_layer import describe
+from engine.models.layers.linear import ExpertsDescription, ModelDescription
+from engine.quantization.formats.matrices import kernel_group
+from kernels.linear_factory import group_size_for
+from kernels.reference.linear import quantize
+
+BITS = {"int8": 8, "int4": 4}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".tensors", ".index.json")
+#: Of one file, in bytes; a layer more at most.
+_FILE_BYTES = 2 << 30
+#: Values that are rounded at once.
+_PIECE_VALUES = 1 << 20
+#: Integers of 4 bits.
+_IN_A_WORD = 8
+
+
+def save_quantized(
+    weights: WeightReader, spec: DecoderSpec, source: Path, target: Path, quantization: str
+) -> list[Path]:
+    """Write a folder whose linear layers are in the bits of `quantization`: its files of weights.
+
+    "int4": what Quire rounds them to at load, with a scale for 32 neighbours. "int8": with a scale
+    for each row, where Quire's own has one for 128 neighbours: the 8 bits that every build of vLLM
+    reads. Tables, routers and norms stay as they are, as do layers whose rows aren't whole groups
+    (of 32; of 16 for int8). A few files' worth of memory is needed beside the checkpoint.
+
+    Raises `InvalidRequest` for a folder that is there already, and for a family whose checkpoints
+    keep weights the other way around.
+    """
+    if spec.transposed:
+        raise InvalidRequest(
+            f"{spec.architecture} keeps its weights as [inputs, outputs], which compressed-tensors "
+            "has no form for.",
+            param="path",
+        )
+    if target.exists():
+        raise InvalidRequest(f"{target} is there already.", param="path")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        files = _write(weights, spec, source, partial, quantization)
+        partial.rename(target)
+    except OSError as error:
+        raise InvalidRequest(f"{target} can't be written: {error}", param="path") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return [target / file.name for file in files]
+
+
+def _write(
+    weights: WeightReader, spec: DecoderSpec, source: Path, folder: Path, quantization: str
+) -> list[Path]:
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, folder / path.name)
+    rounded = _rounded_names(weights, spec, quantization)
+    write = _by_rows if quantization == "int8" else _by_groups
+    parts = _Files(folder)
+    for name in sorted(weights.names()):
+        tensor = weights.stored(name)
+        if name in rounded:
+            parts.add(write(name.removesuffix(".weight"), tensor))
+        else:
+            parts.add({name: tensor.clone()})
+        weights.release()
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    ignored = sorted(
+        name.removesuffix(".weight")
+        for name in weights.names()
+        if name.endswith(".weight") and name not in rounded and len(weights.stored_shape(name)) == 2
+    )
+    config["quantization_config"] = _config(quantization, ignored)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return parts.finish()
+
+
+class _Files:
+    """Files of weights, and their index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._part: dict[str, Tensor] = {}
+        self._size = self._total = 0
+        self._files: list[list[str]] = []
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """Keep tensors until there are enough for a file."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._part and self._size + size > _FILE_BYTES:
+            self._flush()
+        self._part |= tensors
+        self._size += size
+
+    def _flush(self) -> None:
+        path = self._folder / f"part-{len(self._files)}"
+        save_file(self._part, path, metadata={"format": "pt"})
+        self._files.append(list(self._part))
+        self._total += self._size
+        self._part, self._size = {}, 0
+
+    def finish(self) -> list[Path]:
+        """Write what is left, and the index: the files."""
+        self._flush()
+        count = len(self._files)
+        names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+        for number, name in enumerate(names):
+            (self._folder / f"part-{number}").rename(self._folder / name)
+        found = zip(names, self._files, strict=True)
+        index = {tensor: name for name, tensors in found for tensor in tensors}
+        made = {"metadata": {"total_size": self._total}, "weight_map": index}
+        (self._folder / INDEX_NAME).write_text(json.dumps(made), encoding="utf-8")
+        return [self._folder / name for name in names]
+
+
+def _rounded_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
+    """The weights that are linear layers with whole groups, as the checkpoint names them."""
+    known = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
+    bare = {name.removeprefix(spec.names.optional_prefix) for name in known}
+    return {
+        name
+        for name in weights.names()
+        if name in known | bare and _is_whole(weights.stored_shape(name)[-1], quantization)
+    }
+
+
+def _is_whole(width: int, quantization: str) -> bool:
+    """Whether rows of so many values have whole groups."""
+    if quantization == "int8":
+        return kernel_group(width, width) is not None
+    return width % group_size_for(quantization, None) == 0
+
+
+def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
+    for layer in model.layers:
+        for linear in layer.linears():
+            if linear.quantized:
+                yield from (part.name for part in linear.parts)
+        experts = layer.mlp
+        if isinstance(experts, ExpertsDescription) and experts.moe.layout == "split":
+            at = f"{experts.layer}{experts.moe.experts}"
+            for number in range(experts.moe.num_experts):
+                yield from (f"{at}{number}.{name}" for name in experts.moe.expert_names)
+
+
+def _by_rows(module: str, weight: Tensor) -> dict[str, Tensor]:
+    """What compressed-tensors keeps of a weight [N, K] in 8 bits with a scale a row."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty((len(weight), 1), dtype=torch.float16)
+    for at in _pieces(weight):
+        found = quantize(weight[at], "int8", weight.shape[1])
+        values[at], scales[at] = found[0], found[1].half()
+    return {f"{module}.weight": values, f"{module}.weight_scale": scales}
+
+
+def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
+    """What compressed-tensors keeps of a weight [N, K] in 4 bits, eight to a word."""
+    group = group_size_for("int4", None)
+    rows, columns = weight.shape
+    words = torch.empty((rows, columns // _IN_A_WORD), dtype=torch.int32)
+    scales = torch.empty((rows, columns // group), dtype=torch.float16)
+    for at in _pieces(weight):
+        values, found = quantize(weight[at], "int4", group)
+        grouped = values.long().view(len(values), -1, _IN_A_WORD)
+        shifted = grouped << (torch.arange(_IN_A_WORD) * BITS["int4"])
+        words[at] = shifted.sum(-1).to(torch.int32)  # the last one's high bit becomes the sign
+        scales[at] = found.half()
+    return {
+        f"{module}.weight_packed": words,
+        f"{module}.weight_scale": scales,
+        f"{module}.weight_shape": torch.tensor([rows, columns]),
+    }
+
+
+def _pieces(weight: Tensor) -> Iterator[slice]:
+    """Rows that are rounded together."""
+    step = max(1, _PIECE_VALUES // weight.shape[1])
+    for start in range(0, len(weight), step):
+        yield slice(start, start + step)
+
+
+def _config(quantization: str, ignored: list[str]) -> dict[str, Any]:
+    whole: dict[str, Any] = {"num_bits": BITS[quantization], "type": "int", "symmetric": True}
+    inputs = None
+    if quantization == "int8":
+        weights = {**whole, "strategy": "channel", "dynamic": False}
+        inputs = {**whole, "strategy": "token", "dynamic": True}
+    else:
+        group = group_size_for(quantization, None)
+        weights = {**whole, "strategy": "group", "group_size": group, "dynamic": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if quantization == "int8" else "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ignored,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": inputs,
+                "output_activations": None,
+            }
+        },
+    }

@@ -1,0 +1,104 @@
+"""The attention backend of a model, put in the place of the kernels' own attention."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.models.decoder_spec import DecoderSpec
+from kernels import KernelSet
+from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_KV_NAMES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "int8": "int8",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+}
+
+
+def need_of(
+    spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
+) -> AttentionNeed:
+    """What a model with weights of `dtype` asks of attention on the kernels' device."""
+    return AttentionNeed(
+        device=ops.device.type,
+        capability=ops.compute_capability,
+        dtype=NAMES[ops.activation_dtype(dtype)],
+        kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),
+        block_size=config.block_size,
+        head_size=spec.head_dim,
+        latent=0 if spec.latents is None else spec.latents.rank,
+        window=any(spec.windows),
+        soft_cap=spec.attention_soft_cap > 0,
+        alibi=bool(spec.alibi_slopes),
+        sinks=spec.sinks,
+        sparse=any(spec.sparse_layers),
+    )
+
+
+_INVARIANT = {"cuda": "TRITON_ATTN", "cpu": "CPU_ATTN"}
+
+
+def with_backend(
+    ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
+) -> KernelSet:
+    """`ops` itself, or a copy with the attention of the backend that is chosen or named.
+
+    A copy wherever the kernels leave attention to a backend: graphs put their own into it.
+
+    Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
+    """
+    if config.batch_invariant:
+        _check_sparse(ops, spec)
+        return _invariant(ops, config.attention_backend)
+    if config.attention_backend is None and ops.has_own_attention:
+        return ops
+    try:
+        backend = select_backend(need_of(spec, ops, dtype, config), config.attention_backend)
+    except NoAttentionBackend as error:
+        raise ConfigError(str(error), param="attention_backend") from error
+    chosen = copy.copy(ops)
+    chosen.attention_backend = backend.name
+    chosen.why = f"{ops.why}; attention: {backend.name}"
+    # In the instance they hide the methods of the set. A compiled decoder has its own attention.
+    vars(chosen)["paged_attention"] = backend.load()
+    own = backend.load_latents
+    latents = partial(KernelSet.latent_attention, chosen) if own is None else own()
+    vars(chosen)["latent_attention"] = latents
+    vars(chosen)["compile_decoder"] = lambda *_: None
+    return chosen
+
+
+def _check_sparse(ops: KernelSet, spec: DecoderSpec) -> None:
+    """Raise `ConfigError` where the kernels' own attention hides no blocks and the model does."""
+    own = _INVARIANT.get(ops.device.type)
+    if any(spec.sparse_layers) and own and not get_backend(own).sparse:
+        raise ConfigError(
+            f"batch_invariant has attention of its own ({own}), which isn't block-sparse as that "
+            f"of {spec.architecture} is.",
+            param="batch_invariant",
+        )
+
+
+def _invariant(ops: KernelSet, wanted: str | None) -> KernelSet:
+    """The kernels' own attention: others order their sums by the batch."""
+    own = _INVARIANT.get(ops.device.type)
+    if wanted not in (None, own):
+        raise ConfigError(
+            f"batch_invariant has attention of its own ({own}): {wanted} can't be used with it.",
+            param="attention_backend",
+        )
+    if ops.has_own_attention:
+        return ops
+    chosen = copy.copy(ops)  # graphs put their own attention into it
+    chosen.attention_backend = own or ""
+    return chosen

@@ -1,0 +1,426 @@
+"""`DecoderSpec`: all that the native decoder needs to know of an architecture, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from engine.contract.errors import ModelLoadError
+from engine.models.rotary_embedding import RopeSpec
+from kernels.attention import BlockSparse
+
+# -- How a family's checkpoint calls its tensors.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """Names of weights without `.weight`; the defaults are Llama's.
+
+    `""` means that the family has no such weight. `layer` holds the layer's number as `{}`; names
+    of a layer's weights are relative to it. One name in `qkv` (or in `up` of a gated MLP) is one
+    fused tensor. `optional_prefix` is left out by some of the family's checkpoints.
+    """
+
+    optional_prefix: str = ""
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    embedding_norm: str = ""
+    final_norm: str = "model.norm"
+    lm_head: str = "lm_head"
+
+    layer: str = "model.layers.{}."
+    attention_norm: str = "input_layernorm"
+    attention_out_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_out_norm: str = ""
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+    #: Of the MLP beside experts.
+    residual_norm: str = "residual_layernorm"
+    residual_up: tuple[str, ...] = ("residual_mlp.w1", "residual_mlp.w3")
+    residual_down: str = "residual_mlp.w2"
+
+
+Wiring = Literal["sequential", "parallel"]
+QKNorm = Literal["", "rms_head", "rms_full", "layer_shared", "layer_heads", "layer_list"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts in place of an MLP. Sizes are in elements.
+
+    Attributes:
+        layers: for each layer, whether it has experts (else it has the decoder's plain MLP).
+        renormalize: divide the chosen experts' weights by their sum.
+        softmax_first: softmax over all experts, then choose; otherwise over the chosen ones only,
+            which is the same where `renormalize` holds.
+        sigmoid: each score's sigmoid stands in the place of the softmax over all.
+        choice_bias: name of what is added to scores to choose by them, "": nothing.
+        scale: of the chosen experts' weights.
+        groups, top_groups, group_best: see `kernels.layers.ExpertLayers`.
+        router: name of the router's weight, relative to the layer.
+        layout: how the checkpoint keeps experts, see `engine.models.layers.moe`.
+        experts: prefix of the experts' names, relative to the layer.
+        expert_names: gate, up and down in the layout with one tensor an expert.
+        shared_size: intermediate size of the expert that sees every token, 0: there is none.
+        shared_up, shared_down: its weights' names behind `shared`; one name in `shared_up`: gate
+            over up in one tensor.
+        shared_gate: name of that expert's sigmoid gate, "": it has none.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    layers: tuple[bool, ...]
+    renormalize: bool = True
+    softmax_first: bool = True
+    sigmoid: bool = False
+    choice_bias: str = ""
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    router: str = "mlp.gate"
+    router_bias: bool = False
+    bias: bool = False
+    layout: Literal["split", "interleaved", "flat", "granite"] = "split"
+    experts: str = "mlp.experts."
+    expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_size: int = 0
+    shared: str = "mlp.shared_expert."
+    shared_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    shared_down: str = "down_proj"
+    shared_gate: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Layers that carry a state from token to token in the place of attention: a product, a short
+    convolution, a recurrence of heads (`kernels.ssm`), a gated norm, a product. Sizes are in
+    elements; names are relative to the layer.
+
+    Attributes:
+        kind: "mamba2" or "delta", the gated delta rule.
+        layers: for each layer, whether it's one of these.
+        num_heads, num_key_heads: of values, and of keys and queries.
+        value_size, key_size: of a head.
+        conv_width: tokens that a convolution sees.
+        limits: of the recurrence's rates.
+        inputs: name of the first product. "mamba2": gate, values, keys, queries and rates;
+            "delta": by key head queries, keys, values and gates.
+        rates: of the product that gives "delta" its betas and rates, by key head.
+    """
+
+    kind: Literal["mamba2", "delta"]
+    layers: tuple[bool, ...]
+    num_heads: int
+    num_key_heads: int
+    value_size: int
+    key_size: int
+    conv_width: int
+    conv_bias: bool = False
+    bias: bool = False
+    limits: tuple[float, float] = (0.0, math.inf)
+    inputs: str = "mamba.in_proj"
+    rates: str = ""
+    conv: str = "mamba.conv1d"
+    decay: str = "mamba.A_log"
+    rate_bias: str = "mamba.dt_bias"
+    skip: str = "mamba.D"
+    gated_norm: str = "mamba.norm"
+    output: str = "mamba.out_proj"
+
+    @property
+    def values(self) -> int:
+        """Values of a token, over all heads."""
+        return self.num_heads * self.value_size
+
+    @property
+    def keys(self) -> int:
+        """Keys of a token, over all heads; there are as many queries."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def channels(self) -> int:
+        """What goes through the convolution: values, keys, queries."""
+        return self.values + 2 * self.keys
+
+    @property
+    def input_rows(self) -> int:
+        """Outputs of the first product."""
+        rates = 0 if self.rates else self.num_heads
+        return self.values + self.channels + rates
+
+    @property
+    def nbytes(self) -> int:
+        """Of what a sequence keeps over all layers, in float32."""
+        conv = (self.conv_width - 1) * self.channels
+        return 4 * sum(self.layers) * (conv + self.values * self.key_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): a token keeps one latent,
+    from which all heads' keys and values are made, and one rotated key that they share. Sizes are
+    in elements; names are relative to the layer.
+
+    Attributes:
+        query_rank: of the queries' own latent; 0: they are made of the hidden state.
+        rank: of the latent.
+        plain_size: of a head's queries and keys, what isn't rotated; rotated_size: what is.
+        value_size: of a head's values.
+        norm_eps: of the latents' norms.
+        bias: whether the layers that make latents have one.
+        queries: of the layer that makes queries of the hidden state.
+        query_latent, query_norm, query_heads: in its place where queries have a latent.
+        latent: of the layer that gives the latent, then what is rotated.
+        heads: of each head's keys over its values, of the latent.
+    """
+
+    query_rank: int
+    rank: int
+    plain_size: int
+    rotated_size: int
+    value_size: int
+    norm_eps: float = 1e-6
+    bias: bool = False
+    queries: str = "self_attn.q_proj"
+    query_latent: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_heads: str = "self_attn.q_b_proj"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    heads: str = "self_attn.kv_b_proj"
+
+    @property
+    def width(self) -> int:
+        """Values that a token keeps: what is rotated, then the latent."""
+        return self.rotated_size + self.rank
+
+    @property
+    def query_size(self) -> int:
+        """Of a head."""
+        return self.plain_size + self.rotated_size
+
+    def num_parameters(self, hidden: int, heads: int) -> int:
+        """Of the layers before and after attention, norms and biases left out."""
+        queries = heads * self.query_size
+        made = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        pairs = heads * (self.plain_size + self.value_size)
+        return made + hidden * self.width + self.rank * pairs + heads * self.value_size * hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Shapes and switches of a decoder-only transformer. Lengths are in elements.
+
+    Attributes:
+        wiring: "sequential": attention, then MLP; "parallel": both from the same residual.
+        norm: RMSNorm or LayerNorm (`norm_weight`, `norm_bias`: has it these), eps `norm_eps`.
+        norm_offset: what is added to norm weights at load (Gemma's 1 + w).
+        qk_norm: "": none; "rms_head": RMS of each head; "rms_full": RMS over all heads;
+            "layer_shared", "layer_heads", "layer_list": LayerNorm of each head, with one weight for
+            all heads, one weight [heads, head_dim], or one tensor a head.
+        layer_kv_heads: KV heads that the checkpoint has, by layer, where they differ; each is kept
+            as often as the layer with the most needs it.
+        qkv_layout: of a fused tensor: "stacked" queries, keys, values, or "grouped" by KV head:
+            its queries, its key, its value.
+        transposed: linear weights are kept as [in, out].
+        clip_qkv: queries, keys and values are clamped to +- this; 0: they aren't.
+        windows: layer i's sliding window in tokens (a token sees itself and window - 1 before it),
+            0 for full attention.
+        sparse, sparse_layers: blocks of tokens that a query sees, and for each layer whether it
+            goes by them; (): none does.
+        rope: rotary embedding of the layers; None: no rotation.
+        layer_ropes: rotary embedding by layer, where they differ.
+        rope_neox: rotate halves; otherwise neighbours.
+        alibi_slopes: by query head; (): no ALiBi.
+        gated_attention: each head's queries come with a gate, whose sigmoid weighs what the head
+            finds.
+        states: layers that carry a state in the place of attention; None: there are none.
+        latents: attention is over latents, one KV head of `head_dim` values that are keys and
+            values both; None: over keys and values.
+        sinks: each head has a learned logit that takes part in the softmax.
+        attention_scale: of q.k; 0: 1 / sqrt(head_dim).
+        num_positions, position_offset: learned positions, rows of the table and its first row.
+        activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
+        residual_size: intermediate size of an MLP that runs after attention, beside a layer's
+            experts, which then see what attention saw; 0: there is none.
+        normalized_head: the output layer's rows are brought to length 1.
+        gated: the MLP multiplies the activated half with another one.
+        interleaved: rows of both halves take turns, where one tensor holds them.
+        hidden_tokens: never come, whatever their logits are.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    layer_kv_heads: tuple[int, ...] = ()
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    names: WeightNames = field(default_factory=WeightNames)
+    wiring: Wiring = "sequential"
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    norm_weight: bool = True
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    transposed: bool = False
+    qk_norm: QKNorm = ""
+    qk_norm_bias: bool = False
+    clip_qkv: float = 0.0
+    rope: RopeSpec | None = None
+    layer_ropes: tuple[RopeSpec | None, ...] = ()
+    rope_neox: bool = True
+    windows: tuple[int, ...] = ()
+    sparse: BlockSparse | None = None
+    sparse_layers: tuple[bool, ...] = ()
+    attention_scale: float = 0.0
+    attention_soft_cap: float = 0.0
+    alibi_slopes: tuple[float, ...] = ()
+    sinks: bool = False
+    gated_attention: bool = False
+    states: StateSpec | None = None
+    latents: LatentSpec | None = None
+
+    activation: str = "silu"
+    activation_limit: float = 0.0
+    activation_alpha: float = 1.702
+    gated: bool = True
+    interleaved: bool = False
+    mlp_bias: bool = False
+    moe: MoeSpec | None = None
+    residual_size: int = 0
+
+    num_positions: int = 0
+    position_offset: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0
+    tie_embeddings: bool = False
+    normalized_head: bool = False
+    lm_head_bias: bool = False
+    hidden_tokens: tuple[int, ...] = ()
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str = "float32"
+
+    @property
+    def q_size(self) -> int:
+        """Columns of the query projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of the key (and of the value) projection."""
+        return self.num_kv_heads * self.head_dim
+
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """Rotary embedding of one layer."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that keep keys and values."""
+        carried = self.states.layers if self.states is not None else (False,) * self.num_layers
+        return tuple(layer for layer in range(self.num_layers) if not carried[layer])
+
+    @property
+    def kv_windows(self) -> tuple[int, ...]:
+        """Windows of the layers that keep keys and values; (): all are full."""
+        return tuple(self.windows[layer] for layer in self.attention_layers if self.windows)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the tables and the layers (norms and biases left out)."""
+        matrices = 3 if self.gated else 2
+        attending = len(self.attention_layers)
+        attention = attending * (
+            (3 if self.gated_attention else 2) * self.q_size + 2 * self.kv_size
+        )
+        if self.states is not None:
+            carried = self.num_layers - attending
+            attention += carried * (self.states.input_rows + self.states.values)
+        if self.latents is not None:
+            per_layer = self.latents.num_parameters(self.hidden_size, self.num_heads)
+            attention = self.num_layers * per_layer // self.hidden_size
+        mlps = self.num_layers * matrices * self.intermediate_size
+        if self.moe is not None:
+            moe, with_experts = self.moe, sum(self.moe.layers)
+            experts = moe.num_experts * moe.intermediate_size + moe.shared_size
+            mlps += with_experts * matrices * (experts - self.intermediate_size)
+            mlps += with_experts * moe.num_experts
+        tables = (1 if self.tie_embeddings else 2) * self.vocab_size + self.num_positions
+        return (attention + mlps + tables) * self.hidden_size
+
+    @property
+    def state_bytes(self) -> int:
+        """Of what a sequence keeps beside keys and values."""
+        return 0 if self.states is None else self.states.nbytes
+
+    def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
+        """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
+        layers = len(self.attention_layers) if num_layers is None else num_layers
+        planes = 2 if self.latents is None else 1
+        return planes * layers * self.kv_size * element_size
+
+
+# -- A checkpoint's own layers for drafts (multi-token prediction), which lie behind the model's.
+
+
+#: How many there are, in config.json.
+COUNT = "num_nextn_predict_layers"
+#: Families of which they are run.
+FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+
+
+def count_of(config: dict[str, Any]) -> int:
+    """By config.json. Raises `ModelLoadError` for what is no number of layers."""
+    count = config.get(COUNT) or 0
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 64:
+        raise ModelLoadError(
+            f"config.json: {COUNT} must be a whole number in [0, 64], got {count!r:.80}.",
+            param=COUNT,
+        )
+    return count
+
+
+def without_them(names: Iterable[str], spec: DecoderSpec, config: dict[str, Any]) -> list[str]:
+    """Those of a checkpoint's names that belong to none of them."""
+    if spec.architecture not in FAMILIES:
+        return list(names)
+    layers = range(spec.num_layers, spec.num_layers + count_of(config))
+    prefixes = tuple(spec.names.layer.format(layer) for layer in layers)
+    return [name for name in names if not name.startswith(prefixes)]
+
+
+def with_one(spec: DecoderSpec) -> DecoderSpec:
+    """The model with the first of them as its last layer."""
+    moe = spec.moe
+    return replace(
+        spec,
+        num_layers=spec.num_layers + 1,
+        windows=(*spec.windows, 0),
+        moe=None if moe is None else replace(moe, layers=(*moe.layers, True)),
+    )

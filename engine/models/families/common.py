@@ -1,0 +1,197 @@
+"""What a family is made of, and what families share in reading a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.contract.errors import BadModelConfig, ModelLoadError
+from engine.models.rotary_embedding import rope_spec
+
+Config = dict[str, Any]
+SpecBuilder = Callable[[Config], dict[str, Any]]
+
+#: `hidden_act` as checkpoints spell it.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+#: Names of the same thing in older or other families.
+_ALIASES = {
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "num_heads": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "ffn_dim": "intermediate_size",
+    "ffn_hidden_size": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings",
+    "seq_length": "max_position_embeddings",
+    "padded_vocab_size": "vocab_size",
+    "kv_channels": "head_dim",
+    "layernorm_epsilon": "rms_norm_eps",
+    "activation_function": "hidden_act",
+    "hidden_activation": "hidden_act",
+    "activation": "hidden_act",
+    "layer_norm_eps": "rms_norm_eps",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "norm_epsilon": "rms_norm_eps",
+    "norm_eps": "rms_norm_eps",
+    "num_local_experts": "num_experts",
+    "rotary_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        build: config.json, completed, to the spec's fields that aren't common to all.
+        defaults: what a config.json of this family leaves out where it's this.
+        prepare: what a config.json of this family says in ways that no other does, made usual.
+    """
+
+    build: SpecBuilder
+    defaults: Config = field(default_factory=dict)
+    prepare: Callable[[Config], Config] = dict
+
+    def complete(self, config: Config) -> Config:
+        """The config with the names that we use and the family's defaults."""
+        config = self.prepare(config)
+        renamed = {
+            new: config[old]
+            for old, new in _ALIASES.items()
+            if config.get(old) is not None and config.get(new) is None
+        }
+        given = {name: value for name, value in config.items() if value is not None}
+        return {**self.defaults, **given, **renamed}
+
+
+def common_fields(name: str, config: Config) -> dict[str, Any]:
+    """Fields that every family has under the same names."""
+    layers = int(config["num_hidden_layers"])
+    heads = int(config["num_attention_heads"])
+    head_dim = head_size(config)
+    return {
+        "architecture": name,
+        "hidden_size": int(config["hidden_size"]),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": int(config.get("num_key_value_heads") or heads),
+        "head_dim": head_dim,
+        "intermediate_size": int(config.get("intermediate_size") or 4 * config["hidden_size"]),
+        "vocab_size": int(config["vocab_size"]),
+        "max_position_embeddings": int(config["max_position_embeddings"]),
+        "rope": rope_spec(config, rotary_dim(config, head_dim)),
+        "windows": (0,) * layers,
+        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "activation": activation_of(config),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "eos_token_ids": _ids(config.get("eos_token_id")),
+        "bos_token_id": config.get("bos_token_id"),
+        "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+    }
+
+
+def head_size(config: Config) -> int:
+    """Dimensions of an attention head."""
+    heads = int(config["num_attention_heads"])
+    return int(config.get("head_dim") or config["hidden_size"] // heads)
+
+
+def rotary_dim(config: Config, head_dim: int) -> int:
+    """How many of a head's dimensions are rotated."""
+    found = config.get("rope_parameters") or {}
+    factor = found.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    size = int(head_dim * float(factor))
+    if not 0 <= size <= head_dim:
+        raise BadModelConfig(
+            f"config.json: partial_rotary_factor must be from 0 to 1, got {factor!r}.",
+            param="partial_rotary_factor",
+        )
+    return size
+
+
+def activation_of(config: Config) -> str:
+    """Our name of the config's activation."""
+    name = str(config.get("hidden_act", "silu"))
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(
+            f"config.json: hidden_act {name!r} isn't supported.", param="hidden_act"
+        )
+    return ACTIVATIONS[name]
+
+
+def refuse(config: Config, **allowed: Any) -> None:
+    """Refuse by name what the native decoder doesn't do: settings that differ from these."""
+    for name, value in allowed.items():
+        if config.get(name) is not None and config[name] != value:
+            raise ModelLoadError(
+                f"config.json: {name} = {config[name]!r} isn't supported for this architecture "
+                f"(only {value!r}).",
+                param=name,
+            )
+
+
+def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[int, ...]:
+    """Sliding windows by `layer_types` (or by `default` where the config has none)."""
+    layers = int(config["num_hidden_layers"])
+    types = config.get("layer_types") or default or ["full_attention"] * layers
+    window = int(config.get("sliding_window") or 0)
+    known = {"sliding_attention": window, "full_attention": 0}
+    for kind in types:
+        if kind not in known:
+            raise ModelLoadError(
+                f"config.json: layer_types: {kind!r} isn't supported.", param="layer_types"
+            )
+    if len(types) != layers:
+        raise ModelLoadError(
+            f"config.json: layer_types names {len(types)} layers of {layers}.", param="layer_types"
+        )
+    return tuple(known[kind] for kind in types)
+
+
+def every_nth_full(config: Config, pattern: int) -> list[str]:
+    """Layer types where each `pattern`-th layer sees everything and the others a window."""
+    return [
+        "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
+        for layer in range(int(config["num_hidden_layers"]))
+    ]
+
+
+def window_everywhere(config: Config) -> tuple[int, ...]:
+    """The same sliding window on every layer, unless `layer_types` says otherwise."""
+    if config.get("layer_types"):
+        return windows_by_type(config)
+    return (int(config.get("sliding_window") or 0),) * int(config["num_hidden_layers"])
+
+
+def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+    """ALiBi's slopes (arXiv 2108.12409); heads beyond a power of two get those between."""
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-bias_max * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-bias_max * (head + 0.5) / whole) for head in range(heads - whole)]
+    return tuple(slopes + between)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """An id, a list of ids or None as a tuple."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)

@@ -1,0 +1,178 @@
+"""Families that attend over latents: DeepSeek V2, and those of its shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.contract.errors import BadModelConfig, ModelLoadError
+from engine.models.decoder_spec import LatentSpec, MoeSpec
+from engine.models.families.common import Config, Family, refuse
+from engine.models.rotary_embedding import RopeSpec, rope_spec
+
+_MOST = 1 << 16
+
+
+def deepseek_v2(config: Config) -> dict[str, Any]:
+    """DeepSeek V2, V2 Lite: experts by a softmax, and some for all tokens, behind plain layers."""
+    # With the sums of weights brought to 1, `transformers` and DeepSeek's own code differ.
+    refuse(config, scoring_func="softmax", norm_topk_prob=False)
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelLoadError(
+            f"config.json: topk_method {method!r} isn't supported for this architecture.",
+            param="topk_method",
+        )
+    groups = _groups(config, best=1) if method == "group_limited_greedy" else {}
+    return {**latent_attention(config), "moe": _experts(config, _behind_first(config), **groups)}
+
+
+def deepseek_v3(config: Config) -> dict[str, Any]:
+    """DeepSeek V3 and R1, Kimi K2: experts by sigmoids and biases, of the best groups."""
+    return {**latent_attention(config), "moe": _sigmoid_experts(config, _behind_first(config))}
+
+
+def glm4_moe_lite(config: Config) -> dict[str, Any]:
+    """GLM-4.7 Flash: V3's experts, on the layers that `mlp_layer_types` names."""
+    layers = int(config["num_hidden_layers"])
+    types = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
+    if len(types) != layers or not {*types} <= {"dense", "sparse"}:
+        raise BadModelConfig(
+            f'config.json: mlp_layer_types must name {layers} layers, each "dense" or "sparse".',
+            param="mlp_layer_types",
+        )
+    sparse = tuple(kind == "sparse" for kind in types)
+    return {**latent_attention(config), "moe": _sigmoid_experts(config, sparse)}
+
+
+def minicpm3(config: Config) -> dict[str, Any]:
+    """MiniCPM 3: halves are rotated; embedding, residual and logits have factors."""
+    depth = float(config["scale_depth"]) / math.sqrt(int(config["num_hidden_layers"]))
+    size = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return {
+        **latent_attention({"v_head_dim": size, **config}),
+        "rope_neox": True,
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": depth,
+        "logit_scale": float(config["dim_model_base"]) / int(config["hidden_size"]),
+    }
+
+
+def latent_attention(config: Config) -> dict[str, Any]:
+    """The spec's fields of multi-head latent attention."""
+    refuse(config, mlp_bias=False)
+    size = _size(config, "qk_rope_head_dim")
+    if size % 2:
+        raise BadModelConfig(
+            f"config.json: qk_rope_head_dim must be even, got {size}.", param="qk_rope_head_dim"
+        )
+    bias = bool(config.get("attention_bias", False))
+    rank = _size(config, "q_lora_rank") if config.get("q_lora_rank") is not None else 0
+    if bias and not rank:
+        raise ModelLoadError(
+            "config.json: attention_bias isn't supported where queries have no latent "
+            "(q_lora_rank).",
+            param="attention_bias",
+        )
+    latents = LatentSpec(
+        query_rank=rank,
+        rank=_size(config, "kv_lora_rank"),
+        plain_size=_size(config, "qk_nope_head_dim"),
+        rotated_size=size,
+        value_size=_size(config, "v_head_dim"),
+        bias=bias,
+    )
+    rope = rope_spec(config, size)
+    return {
+        "latents": latents,
+        "num_kv_heads": 1,
+        "head_dim": latents.width,
+        "o_bias": bias,
+        "rope": rope,
+        "rope_neox": not config.get("rope_interleave", True),
+        "attention_scale": latents.query_size**-0.5 * _stretch(rope) ** 2,
+    }
+
+
+def _stretch(rope: RopeSpec) -> float:
+    """YaRN's magnitude that queries and keys have in their products alone (`mscale_all_dim`)."""
+    factor, all_dim = rope.params.get("factor"), rope.params.get("mscale_all_dim")
+    if rope.kind == "default" or not all_dim or not factor or factor <= 1:
+        return 1.0
+    return 0.1 * float(all_dim) * math.log(factor) + 1.0
+
+
+def _behind_first(config: Config) -> tuple[bool, ...]:
+    """Which layers have experts: all but the first few."""
+    refuse(config, moe_layer_freq=1)
+    first = int(config["first_k_dense_replace"])
+    return tuple(layer >= first for layer in range(int(config["num_hidden_layers"])))
+
+
+def _sigmoid_experts(config: Config, layers: tuple[bool, ...]) -> MoeSpec:
+    """Experts as V3 chooses them."""
+    refuse(config, scoring_func="sigmoid", topk_method="noaux_tc")
+    bias = "mlp.gate.e_score_correction_bias"
+    return _experts(config, layers, sigmoid=True, choice_bias=bias, **_groups(config, best=2))
+
+
+def _groups(config: Config, best: int) -> dict[str, int]:
+    """Groups of experts, chosen by so many of their scores."""
+    groups, top = int(config.get("n_group") or 1), int(config.get("topk_group") or 1)
+    experts, chosen = int(config["n_routed_experts"]), int(config["num_experts_per_tok"])
+    if groups == 1:
+        return {}
+    size = experts // max(groups, 1)
+    if not 1 <= top <= groups or size * groups != experts or size < best or top * size < chosen:
+        raise BadModelConfig(
+            f"config.json: {chosen} of {experts} experts can't be chosen from {top} (topk_group) "
+            f"of {groups} groups (n_group).",
+            param="n_group",
+        )
+    return {"groups": groups, "top_groups": top, "group_best": best}
+
+
+def _experts(config: Config, layers: tuple[bool, ...], **rest: Any) -> MoeSpec:
+    """Experts on some layers, and some beside them that every token goes through."""
+    inner = int(config["moe_intermediate_size"])
+    fields = {
+        "num_experts": int(config["n_routed_experts"]),
+        "top_k": int(config["num_experts_per_tok"]),
+        "intermediate_size": inner,
+        "layers": layers,
+        "renormalize": bool(config.get("norm_topk_prob", False)),
+        "scale": float(config["routed_scaling_factor"]),
+        "shared_size": inner * int(config["n_shared_experts"]),
+        "shared": "mlp.shared_experts.",
+    }
+    return MoeSpec(**{**fields, **rest})
+
+
+def _size(config: Config, name: str) -> int:
+    """Raises `BadModelConfig` for a size that can't be."""
+    value = config[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise BadModelConfig(
+            f"config.json: {name} must be from 1 to {_MOST}, got {value!r}.", param=name
+        )
+    return value
+
+
+_V2 = {"first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "n_shared_experts": 2}
+_V3 = {
+    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "n_shared_experts": 1,
+    "norm_topk_prob": True,
+}  # fmt: skip
+_LITE = {**_V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
+_MINICPM3 = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4,
+    "dim_model_base": 256,
+}  # fmt: skip
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(deepseek_v2, _V2),
+    "DeepseekV3ForCausalLM": Family(deepseek_v3, _V3),
+    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, _LITE),
+    "MiniCPM3ForCausalLM": Family(minicpm3, _MINICPM3),
+    "YoutuForCausalLM": Family(latent_attention, {"tie_word_embeddings": True}),
+}

@@ -1,0 +1,153 @@
+"""Attention of one layer over the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.forward_context import AttentionContext, LayerCache
+from engine.models.layers.norm import Transform
+from kernels import KernelSet
+from kernels.attention_args import AttentionArgs, BlockSparse
+
+
+@dataclass(slots=True, kw_only=True)
+class Attention:
+    """What one layer's attention is made of, fixed at load.
+
+    Attributes:
+        project: hidden states to queries, keys and values side by side: [T, q + 2 kv].
+        output: what follows attention: [T, q] -> [T, hidden].
+        sizes: columns of queries, of keys, of values.
+        gated: columns of queries are head by head a query and a gate, whose sigmoid weighs what
+            the head finds.
+        cos_sin: rotary table, None: no rotation.
+        q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
+    """
+
+    ops: KernelSet
+    project: Transform
+    output: Transform
+    sizes: tuple[int, int, int]
+    head_dim: int
+    scale: float
+    eps: float
+    cos_sin: Tensor | None
+    gated: bool = False
+    neox: bool = True
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    window: int = 0
+    sparse: BlockSparse | None = None
+    soft_cap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def __call__(self, x: Tensor, context: AttentionContext, cache: LayerCache) -> Tensor:
+        """[num_tokens, hidden] of the same. First writes the step's keys and values."""
+        ops, heads = self.ops, (-1, self.head_dim)
+        key_cache, value_cache, key_scales, value_scales = cache
+        q, k, v = self.project(x).split(self.sizes, dim=-1)
+        q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        gate = None
+        if self.gated:
+            both = q.unflatten(1, (-1, 2))
+            q, gate = both[:, :, 0].contiguous(), both[:, :, 1]
+        ops.rope_and_cache(
+            q,
+            k,
+            v,
+            context.positions,
+            self.cos_sin,
+            key_cache,
+            value_cache,
+            context.slot_mapping,
+            q_norm_weight=self.q_norm,
+            k_norm_weight=self.k_norm,
+            eps=self.eps,
+            neox=self.neox,
+            key_scales=key_scales,
+            value_scales=value_scales,
+        )
+        out = ops.paged_attention(
+            AttentionArgs(
+                q,
+                key_cache,
+                value_cache,
+                context.block_tables,
+                context.seq_lens,
+                context.query_start_loc,
+                self.scale,
+                sliding_window=self.window,
+                soft_cap=self.soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                sinks=self.sinks,
+                key_scales=key_scales,
+                value_scales=value_scales,
+                sparse=self.sparse,
+            )
+        )
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.output(out.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """Clamps to +- limit in place."""
+
+    limit: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """qkv itself."""
+        return qkv.clamp_(-self.limit, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class FullWidthNorm:
+    """RMSNorm over all of a token's queries, and over all of its keys.
+
+    Attributes:
+        q_weight, k_weight: float32 of as many values as a token has in queries, in keys.
+    """
+
+    ops: KernelSet
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        q_size, k_size = len(self.q_weight), len(self.k_weight)
+        q, k, v = qkv.split((q_size, k_size, qkv.shape[-1] - q_size - k_size), dim=-1)
+        q = self.ops.rms_norm(q.contiguous(), self.q_weight, self.eps)
+        k = self.ops.rms_norm(k.contiguous(), self.k_weight, self.eps)
+        return torch.cat((q, k, v), dim=-1)
+
+
+@dataclass(slots=True)
+class HeadLayerNorm:
+    """LayerNorm of each head, in place, on the first columns of q, k and v side by side.
+
+    Attributes:
+        start, heads, head_dim: which columns.
+        weight: float32 [heads or 1, head_dim].
+        bias: float32 [head_dim] or None.
+    """
+
+    start: int
+    heads: int
+    head_dim: int
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """qkv itself, with its columns normed."""
+        part = qkv[:, self.start : self.start + self.heads * self.head_dim]
+        part = part.unflatten(-1, (self.heads, self.head_dim))
+        normed = torch.nn.functional.layer_norm(part, (self.head_dim,), eps=self.eps) * self.weight
+        part.copy_(normed if self.bias is None else normed + self.bias)
+        return qkv

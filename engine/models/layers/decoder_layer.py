@@ -1,0 +1,433 @@
+"""The wirings of a layer: attention then MLP, both beside each other, or MLP and experts.
+
+A layer takes x, which is its own norm of the residual, and gives the next layer's: so that adding
+to the residual and the norm that follows are one kernel. In the last layer `rows` names the tokens
+that are wanted further on; where tokens no longer meet, the others are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from engine.models.decoder_spec import DecoderSpec, LatentSpec, MoeSpec, StateSpec
+from engine.models.forward_context import AttentionContext
+from engine.models.layers.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
+from engine.models.layers.linear import (
+    AttentionDescription,
+    AttentionWeights,
+    ExpertsDescription,
+    LatentDescription,
+    LatentWeights,
+    LayerDescription,
+    LayerWeights,
+    LinearDescription,
+    LinearPart,
+    MeetingWeights,
+    MlpDescription,
+    MlpWeights,
+    ModelDescription,
+    NormDescription,
+    RowOrder,
+    Split,
+    StateDescription,
+    StateWeights,
+    TableDescription,
+)
+from engine.models.layers.mamba import StateMixer
+from engine.models.layers.mla import LatentAttention
+from engine.models.layers.norm import NoNorm, Norm, Scaled, Transform, chain, mlp_of, norm_of
+from engine.models.lora import AdaptedExperts, AdaptedLinear, CurrentStep
+from kernels import KernelSet, LinearLayer
+from kernels.interface import ActivationSpec, HeadNormWeights, NormWeights
+
+# -- A `DecoderSpec`'s model, layer by layer: `ModelDescription`.
+
+
+def describe(spec: DecoderSpec) -> ModelDescription:
+    """All of a model."""
+    names = spec.names
+    head = TableDescription(
+        names.embedding if spec.tie_embeddings else names.lm_head,
+        spec.lm_head_bias,
+        spec.normalized_head,
+        spec.hidden_tokens,
+    )
+    return ModelDescription(
+        embedding=None if spec.tie_embeddings else TableDescription(names.embedding),
+        head=head,
+        positions=names.positions if spec.num_positions else "",
+        embedding_norm=NormDescription(names.embedding_norm, spec.hidden_size),
+        layers=tuple(describe_layer(spec, index) for index in range(spec.num_layers)),
+        final_norm=NormDescription(names.final_norm, spec.hidden_size),
+    )
+
+
+def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
+    """One layer of it."""
+    names, at = spec.names, spec.names.layer.format(index)
+    moe = spec.moe if spec.moe is not None and spec.moe.layers[index] else None
+    beside = moe is not None and spec.residual_size > 0
+
+    def norm(name: str) -> NormDescription:
+        return NormDescription(at + name if name else "", spec.hidden_size)
+
+    up = tuple(at + name for name in names.up)
+    shares = spec.wiring == "parallel" and not beside and not names.mlp_norm
+    return LayerDescription(
+        wiring="residual_experts" if beside else spec.wiring,
+        input_norm=norm(names.attention_norm),
+        attention=_meeting(spec, index, at),
+        attention_out_norm=norm(names.attention_out_norm),
+        mlp_norm=None if shares else norm(names.mlp_norm),
+        mlp=_mlp(spec, up, at + names.down, spec.intermediate_size)
+        if moe is None
+        else _experts(spec, at, moe),
+        mlp_out_norm=norm(names.mlp_out_norm),
+        residual_norm=norm(names.residual_norm) if beside else None,
+        residual_mlp=_mlp(
+            spec,
+            tuple(at + name for name in names.residual_up),
+            at + names.residual_down,
+            spec.residual_size,
+        )
+        if beside
+        else None,
+    )
+
+
+def _linear(
+    name: str, rows: int, columns: int, bias: bool, split: Split = "", quantized: bool = True
+) -> LinearDescription:
+    parts = (LinearPart(name, rows),)
+    return LinearDescription(
+        parts=parts, columns=columns, bias=bias, split=split, quantized=quantized
+    )
+
+
+def _meeting(
+    spec: DecoderSpec, index: int, at: str
+) -> AttentionDescription | StateDescription | LatentDescription:
+    if spec.states is not None and spec.states.layers[index]:
+        return _state(spec, spec.states, at)
+    if spec.latents is not None:
+        return _latents(spec, spec.latents, at)
+    return _attention(spec, index, at)
+
+
+def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
+    names = spec.names
+    kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
+    kv_size = kv_heads * spec.head_dim
+    queries = spec.q_size * (2 if spec.gated_attention else 1)
+    sizes: tuple[int, ...] = (queries, kv_size, kv_size)
+    order: RowOrder = ""
+    if len(names.qkv) == 1:
+        sizes = (sum(sizes),)
+        order = "grouped" if spec.qkv_layout == "grouped" else ""
+    elif spec.layer_kv_heads:
+        order = "repeated"
+    parts = tuple(LinearPart(at + name, rows) for name, rows in zip(names.qkv, sizes, strict=True))
+    return AttentionDescription(
+        qkv=LinearDescription(
+            parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
+        ),
+        o=_linear(at + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
+        qk_norm=spec.qk_norm,
+        q_norm=at + names.q_norm if spec.qk_norm else "",
+        k_norm=at + names.k_norm if spec.qk_norm else "",
+        kv_heads=kv_heads,
+        rope=spec.rope_of(index),
+        window=spec.windows[index] if spec.windows else 0,
+        sinks=at + names.sinks if spec.sinks else "",
+        sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
+    )
+
+
+def _latents(spec: DecoderSpec, latents: LatentSpec, at: str) -> LatentDescription:
+    heads, rank = spec.num_heads, latents.query_rank
+    name, rows = latents.queries, heads * latents.query_size
+    queries = None
+    if rank:
+        queries = _linear(at + latents.query_heads, rows, rank, False, "rows")
+        name, rows = latents.query_latent, rank
+    parts = LinearPart(at + name, rows), LinearPart(at + latents.latent, latents.width)
+    pairs = heads * (latents.plain_size + latents.value_size)
+    return LatentDescription(
+        latents=latents,
+        inputs=LinearDescription(parts=parts, columns=spec.hidden_size, bias=latents.bias),
+        queries=queries,
+        query_norm=NormDescription(at + latents.query_norm if rank else "", rank),
+        latent_norm=NormDescription(at + latents.latent_norm, latents.rank),
+        heads=_linear(at + latents.heads, pairs, latents.rank, False, "rows", quantized=False),
+        o=_linear(
+            at + spec.names.o, spec.hidden_size, heads * latents.value_size, spec.o_bias, "columns"
+        ),
+        rope=spec.rope,
+    )
+
+
+def _state(spec: DecoderSpec, state: StateSpec, at: str) -> StateDescription:
+    hidden, values, norm_size = spec.hidden_size, state.values, state.values
+    if state.kind == "delta":
+        norm_size = state.value_size
+    return StateDescription(
+        state=state,
+        inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
+        rates=_linear(at + state.rates, 2 * state.num_heads, hidden, state.bias)
+        if state.rates
+        else None,
+        conv=at + state.conv,
+        decay=at + state.decay,
+        rate_bias=at + state.rate_bias,
+        skip=at + state.skip if state.skip else "",
+        norm=NormDescription(at + state.gated_norm, norm_size),
+        output=_linear(at + state.output, hidden, values, state.bias),
+    )
+
+
+def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDescription:
+    rows = inner * (2 if spec.gated else 1) // len(up)
+    return MlpDescription(
+        LinearDescription(
+            parts=tuple(LinearPart(name, rows) for name in up),
+            columns=spec.hidden_size,
+            bias=spec.mlp_bias,
+            split="rows",
+            order="interleaved" if spec.interleaved else "",
+        ),
+        _linear(down, spec.hidden_size, inner, spec.mlp_bias, "columns"),
+        ActivationSpec(spec.activation, spec.activation_limit, spec.activation_alpha),
+        spec.gated,
+    )
+
+
+def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> ExpertsDescription:
+    hidden = spec.hidden_size
+    router = _linear(at + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
+    if not moe.shared_size:
+        return ExpertsDescription(router, moe, at)
+    first = at + moe.shared
+    up = tuple(first + name for name in moe.shared_up)
+    shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
+    gate = _linear(at + moe.shared_gate, 1, hidden, False, quantized=False)
+    return ExpertsDescription(router, moe, at, shared, gate if moe.shared_gate else None)
+
+
+#: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStates`.
+Meeting = Attention | LatentAttention | StateMixer
+
+
+@dataclass(slots=True)
+class SequentialLayer:
+    """residual += attention(norm(residual)); residual += mlp(norm(residual))."""
+
+    attention: Meeting
+    mlp_norm: Norm
+    mlp: Transform
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionContext,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        x = self.attention(x, context, cache)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        x = self.mlp(self.mlp_norm.add(x, residual))
+        return self.next_norm.add(x, residual), residual
+
+
+@dataclass(slots=True)
+class ParallelLayer:
+    """residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm."""
+
+    attention: Meeting
+    mlp_norm: Norm | None
+    mlp: Transform
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionContext,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        attended = self.attention(x, context, cache)
+        if rows is not None:
+            attended, x, residual = attended[rows], x[rows], residual[rows]
+        x = self.mlp(x if self.mlp_norm is None else self.mlp_norm(residual))
+        return self.next_norm.add(x.add_(attended), residual), residual
+
+
+@dataclass(slots=True)
+class ResidualExpertsLayer:
+    """Experts beside attention and the MLP after it (Snowflake's Arctic).
+
+    before = residual; residual += attention(norm(residual));
+    residual += mlp(norm'(residual)) + experts(norm"(before)).
+    """
+
+    attention: Meeting
+    mlp_norm: Norm
+    mlp: Transform
+    experts_norm: Norm
+    experts: Transform
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionContext,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        x = self.attention(x, context, cache)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        chosen = self.experts(self.experts_norm(residual))
+        x = self.mlp(self.mlp_norm.add(x, residual))
+        return self.next_norm.add(x.add_(chosen), residual), residual
+
+
+Layer = SequentialLayer | ParallelLayer | ResidualExpertsLayer
+
+
+# -- Layers that run operation by operation, made from their weights.
+
+
+def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) -> LayerWeights:
+    """The layer whose linear layers also do what adapters say."""
+
+    def one(linear: LinearLayer, slot: str) -> LinearLayer:
+        return AdaptedLinear(ops, linear, (index, slot), step)
+
+    def mlp(weights: MlpWeights | None, prefix: str) -> MlpWeights | None:
+        if weights is None:
+            return None
+        up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
+        return replace(weights, up=up, down=down)
+
+    def meeting(weights: MeetingWeights) -> MeetingWeights:
+        if isinstance(weights, AttentionWeights):
+            return replace(weights, qkv=one(weights.qkv, "qkv"), o=one(weights.o, "o"))
+        if isinstance(weights, LatentWeights):
+            queries = None if weights.queries is None else one(weights.queries, "latent_q")
+            inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
+            return replace(weights, inputs=inputs, queries=queries, o=o)
+        rates = None if weights.rates is None else one(weights.rates, "state_rates")
+        inputs, output = one(weights.inputs, "state_in"), one(weights.output, "state_out")
+        return replace(weights, inputs=inputs, rates=rates, output=output)
+
+    experts = layer.experts
+    return replace(
+        layer,
+        experts=None if experts is None else AdaptedExperts(experts, index, step),
+        attention=meeting(layer.attention),
+        mlp=mlp(layer.mlp, ""),
+        residual_mlp=mlp(layer.residual_mlp, "residual_"),
+    )
+
+
+def plain_layer(
+    spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights
+) -> Layer:
+    """One layer; `following` is the norm of the next one, or the last."""
+
+    def norm(weights: NormWeights) -> Norm:
+        return norm_of(ops, weights, spec.hidden_size, spec.norm_eps)
+
+    def finished(first: Transform, out_norm: NormWeights) -> Transform:
+        """With the norm and the factor that come before the residual."""
+        after: list[Transform] = [] if out_norm.kind == "none" else [norm(out_norm)]
+        if spec.residual_scale != 1.0:
+            after.append(Scaled(spec.residual_scale))
+        return chain(first, *after)
+
+    out_norm, attention = layer.attention_out_norm, layer.attention
+    meeting: Attention | LatentAttention | StateMixer
+    if isinstance(attention, StateWeights):
+        output = finished(attention.output, out_norm)
+        meeting = StateMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
+    elif isinstance(attention, LatentWeights):
+        meeting = LatentAttention(
+            ops=ops,
+            weights=attention,
+            output=finished(attention.o, out_norm),
+            heads=spec.num_heads,
+            scale=spec.attention_scale,
+            neox=spec.rope_neox,
+        )
+    else:
+        meeting = _plain_layers_attention(spec, ops, attention)
+        meeting.output = finished(attention.o, out_norm)
+    block = layer.experts or (mlp_of(ops, layer.mlp) if layer.mlp is not None else None)
+    if block is None:
+        raise ValueError("a layer has either an MLP or experts")
+    mlp, after = finished(block, layer.mlp_out_norm), norm(following)
+    mlp_norm = None if layer.mlp_norm is None else norm(layer.mlp_norm)
+    if layer.residual_mlp is not None:
+        beside = mlp_of(ops, layer.residual_mlp)
+        before = mlp_norm or NoNorm()
+        return ResidualExpertsLayer(meeting, norm(layer.residual_norm), beside, before, mlp, after)
+    if layer.wiring == "parallel":
+        return ParallelLayer(meeting, mlp_norm, mlp, after)
+    return SequentialLayer(meeting, mlp_norm or NoNorm(), mlp, after)
+
+
+def _plain_layers_attention(
+    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
+) -> Attention:
+    return Attention(
+        ops=ops,
+        project=chain(weights.qkv, *_after_qkv(spec, ops, weights)),
+        output=weights.o,
+        sizes=(
+            spec.q_size * (2 if spec.gated_attention else 1),
+            spec.kv_size,
+            spec.kv_size,
+        ),
+        gated=spec.gated_attention,
+        head_dim=spec.head_dim,
+        scale=spec.attention_scale or spec.head_dim**-0.5,
+        eps=spec.norm_eps,
+        cos_sin=weights.cos_sin,
+        neox=spec.rope_neox,
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        window=weights.window,
+        sparse=weights.sparse,
+        soft_cap=spec.attention_soft_cap,
+        alibi_slopes=weights.alibi,
+        sinks=weights.sinks,
+    )
+
+
+def _after_qkv(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> list[Transform]:
+    """What happens to queries, keys and values before they are rotated."""
+    found: list[Transform] = []
+    if weights.q_full_norm is not None and weights.k_full_norm is not None:
+        found.append(FullWidthNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+    if weights.q_head_norm is not None:
+        found.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
+    if weights.k_head_norm is not None:
+        found.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
+    if spec.clip_qkv:
+        found.append(Clamped(spec.clip_qkv))
+    return found
+
+
+def _head_norm(spec: DecoderSpec, norm: HeadNormWeights, start: int, heads: int) -> HeadLayerNorm:
+    return HeadLayerNorm(start, heads, spec.head_dim, norm.weight, norm.bias, spec.norm_eps)

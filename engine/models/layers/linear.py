@@ -1,0 +1,419 @@
+"""What a model is made of, as data: norms, linear layers and tables by their checkpoint's names.
+
+`engine.models.layers.decoder_layer` makes it from a `DecoderSpec`; weights are loaded by it, and
+whatever must
+know a layer by its name (a rank's share, an adapter, a quantised checkpoint) finds it here.
+Sizes are in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from engine.models.decoder_spec import LatentSpec, MoeSpec, QKNorm, StateSpec
+from engine.models.rotary_embedding import RopeSpec
+from kernels import LinearLayer
+from kernels.attention import BlockSparse
+from kernels.interface import (
+    NO_NORM,
+    ActivationSpec,
+    HeadLinears,
+    HeadNormWeights,
+    MixtureOfExperts,
+    NormWeights,
+    ScanWeights,
+)
+
+Split = Literal["", "rows", "columns"]
+RowOrder = Literal["", "grouped", "repeated", "interleaved"]
+Wiring = Literal["sequential", "parallel", "residual_experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One of the checkpoint's weights within a linear layer.
+
+    Attributes:
+        name: in the checkpoint, without `.weight`.
+        rows: outputs.
+    """
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearDescription:
+    """A linear layer: its parts over each other, [rows, columns].
+
+    Attributes:
+        parts: in order; several are fused into one product.
+        columns: inputs.
+        bias: whether each part has one.
+        split: how ranks would share it: "rows" (each computes some outputs), "columns" (each takes
+            some inputs, and the results are added up), "": each holds all of it.
+        order: of the checkpoint's rows. "grouped": by KV head its queries, its key, its value;
+            "repeated": keys and values of fewer heads than the cache has; "interleaved": both
+            halves of a gated MLP in turns.
+        quantized: whether a quantisation scheme applies to it.
+    """
+
+    parts: tuple[LinearPart, ...]
+    columns: int
+    bias: bool = False
+    split: Split = ""
+    order: RowOrder = ""
+    quantized: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Outputs, as the checkpoint has them."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NormDescription:
+    """A norm over `size` values; `name` "": there is none, x stays as it is."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionDescription:
+    """Attention of one layer.
+
+    Attributes:
+        qkv, o: the projections before and after.
+        qk_norm: how queries and keys are normed, by the weights called q_norm and k_norm.
+        kv_heads: KV heads that the checkpoint has.
+        rope: None: no rotation.
+        window: in tokens; 0: all of them.
+        sinks: name of each head's learned logit; "": none.
+        sparse: blocks of tokens that are seen; None: all.
+    """
+
+    qkv: LinearDescription
+    o: LinearDescription
+    qk_norm: QKNorm
+    q_norm: str
+    k_norm: str
+    kv_heads: int
+    rope: RopeSpec | None
+    window: int
+    sinks: str
+    sparse: BlockSparse | None = None
+
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "qkv", self.qkv
+        yield "o", self.o
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDescription:
+    """What carries a state in the place of attention. Names are the checkpoint's.
+
+    Attributes:
+        state: its sizes.
+        inputs, output: the products before and after; `rates`: one more before it, or None.
+        conv: of the convolution, [channels, 1, width].
+        decay, rate_bias: vectors, a value a head; `skip` too, or "".
+        norm: of what the heads give.
+    """
+
+    state: StateSpec
+    inputs: LinearDescription
+    rates: LinearDescription | None
+    conv: str
+    decay: str
+    rate_bias: str
+    skip: str
+    norm: NormDescription
+    output: LinearDescription
+
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "state_in", self.inputs
+        if self.rates is not None:
+            yield "state_rates", self.rates
+        yield "state_out", self.output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentDescription:
+    """Attention over latents.
+
+    Attributes:
+        latents: its sizes.
+        inputs: queries, or their latent; then the latent and what is rotated.
+        queries: of their latent; None: the first product gives them.
+        query_norm, latent_norm: of latents.
+        heads: of each head its keys over its values, of the latent. It is taken into the queries
+            and behind the results, and no product of its own.
+        o: the projection after attention.
+        rope: None: no rotation.
+    """
+
+    latents: LatentSpec
+    inputs: LinearDescription
+    queries: LinearDescription | None
+    query_norm: NormDescription
+    latent_norm: NormDescription
+    heads: LinearDescription
+    o: LinearDescription
+    rope: RopeSpec | None
+
+    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+        """Its linear layers, by their slots."""
+        yield "latent_in", self.inputs
+        if self.queries is not None:
+            yield "latent_q", self.queries
+        yield "o", self.o
+
+
+@dataclass(frozen=True, slots=True)
+class MlpDescription:
+    """up (gate over up, where it is gated), the activation, down."""
+
+    up: LinearDescription
+    down: LinearDescription
+    activation: ActivationSpec
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsDescription:
+    """A mixture of experts.
+
+    Attributes:
+        router: hidden size to number of experts.
+        moe: how many, of what size, and how the checkpoint keeps them.
+        layer: prefix of the layer's names, to which those in `moe` are relative.
+        shared: the expert that every token goes through; None: there is none.
+        shared_gate: hidden size to 1, whose sigmoid weighs it.
+    """
+
+    router: LinearDescription
+    moe: MoeSpec
+    layer: str
+    shared: MlpDescription | None = None
+    shared_gate: LinearDescription | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDescription:
+    """One layer.
+
+    Attributes:
+        wiring: see `engine.models.layers.decoder_layer`.
+        input_norm: before attention.
+        attention: what lets tokens meet: attention, maybe over latents, or a state that is carried.
+        attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
+        mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
+            takes.
+        residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
+    """
+
+    wiring: Wiring
+    input_norm: NormDescription
+    attention: AttentionDescription | StateDescription | LatentDescription
+    attention_out_norm: NormDescription
+    mlp_norm: NormDescription | None
+    mlp: MlpDescription | ExpertsDescription
+    mlp_out_norm: NormDescription
+    residual_norm: NormDescription | None = None
+    residual_mlp: MlpDescription | None = None
+
+    def linears(self) -> Iterator[LinearDescription]:
+        """Its linear layers, but for the experts that tokens are sent to."""
+        yield from (linear for _, linear in self.attention.linears())
+        if isinstance(self.attention, LatentDescription):
+            yield self.attention.heads
+        if isinstance(self.mlp, ExpertsDescription):
+            yield self.mlp.router
+            if self.mlp.shared_gate is not None:
+                yield self.mlp.shared_gate
+            mlps = (self.mlp.shared, self.residual_mlp)
+        else:
+            mlps = (self.mlp, self.residual_mlp)
+        for mlp in mlps:
+            if mlp is not None:
+                yield mlp.up
+                yield mlp.down
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A weight of [vocab_size, hidden_size].
+
+    `normalized`: its rows are brought to length 1; `hidden`: tokens that never come.
+    """
+
+    name: str
+    bias: bool = False
+    normalized: bool = False
+    hidden: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A whole decoder.
+
+    Attributes:
+        embedding: None: the head serves as the embedding, too.
+        positions: name of the learned positions; "": none.
+        embedding_norm: after the embedding.
+    """
+
+    embedding: TableDescription | None
+    head: TableDescription
+    positions: str
+    embedding_norm: NormDescription
+    layers: tuple[LayerDescription, ...]
+    final_norm: NormDescription
+
+
+def experts_of(experts: ExpertsDescription) -> Iterator[tuple[str, LinearDescription]]:
+    """Each expert's, by names of its own whichever way a checkpoint keeps them."""
+    moe, hidden = experts.moe, experts.router.columns
+    gate, up, down = moe.expert_names
+    for index in range(moe.num_experts):
+        at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
+        both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
+        yield f"up.{index}", LinearDescription(parts=both, columns=hidden)
+        yield (
+            f"down.{index}",
+            LinearDescription(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
+        )
+
+
+# -- A layer's weights as they were loaded, from which both plain and compiled layers are made.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """See `AttentionDescription`. Queries and keys are normed in one of the kernels' ways, see
+    `kernels.interface.DecoderLayerWeights`; no weight: they aren't.
+    """
+
+    qkv: LinearLayer
+    o: LinearLayer
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    q_full_norm: Tensor | None = None
+    k_full_norm: Tensor | None = None
+    q_head_norm: HeadNormWeights | None = None
+    k_head_norm: HeadNormWeights | None = None
+    cos_sin: Tensor | None = None
+    window: int = 0
+    sparse: BlockSparse | None = None
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.qkv.nbytes + self.o.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWeights:
+    """See `StateDescription`. `conv` [width, channels] and what follows are float32."""
+
+    state: StateSpec
+    inputs: LinearLayer
+    rates: LinearLayer | None
+    output: LinearLayer
+    conv: Tensor
+    conv_bias: Tensor | None
+    scan: ScanWeights
+    norm: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        rates = 0 if self.rates is None else self.rates.nbytes
+        return self.inputs.nbytes + rates + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWeights:
+    """See `LatentDescription`; norms are float32.
+
+    Attributes:
+        into: of each head, from what isn't rotated of its query to what meets latents.
+        out_of: of each head, from the latents' weighted sum to that of its values.
+    """
+
+    latents: LatentSpec
+    inputs: LinearLayer
+    queries: LinearLayer | None
+    query_norm: Tensor | None
+    latent_norm: Tensor
+    into: HeadLinears
+    out_of: HeadLinears
+    o: LinearLayer
+    cos_sin: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        parts = (self.inputs, self.queries, self.into, self.out_of, self.o)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """See `MlpDescription`."""
+
+    up: LinearLayer
+    down: LinearLayer
+    activation: ActivationSpec
+    gated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.up.nbytes + self.down.nbytes
+
+
+MeetingWeights = AttentionWeights | StateWeights | LatentWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """See `LayerDescription`. It has either an `mlp` or `experts`."""
+
+    wiring: Wiring
+    input_norm: NormWeights
+    attention: MeetingWeights
+    attention_out_norm: NormWeights = NO_NORM
+    mlp_norm: NormWeights | None
+    mlp: MlpWeights | None = None
+    experts: MixtureOfExperts | None = None
+    mlp_out_norm: NormWeights = NO_NORM
+    residual_norm: NormWeights = NO_NORM
+    residual_mlp: MlpWeights | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a pass over one token reads."""
+        blocks = (self.mlp, self.experts, self.residual_mlp)
+        return self.attention.nbytes + sum(block.nbytes for block in blocks if block is not None)
+
+
+def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of some weights, by the names of their fields behind `name`."""
+    if isinstance(weights, Tensor):
+        yield name, weights
+    elif isinstance(weights, LinearLayer | MixtureOfExperts | HeadLinears):
+        for part, tensor in weights.tensors().items():
+            yield f"{name}.{part}", tensor
+    elif is_dataclass(weights):
+        for field in fields(weights):
+            yield from named_tensors(getattr(weights, field.name), f"{name}.{field.name}")

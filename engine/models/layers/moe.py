@@ -1,0 +1,246 @@
+"""Reading experts' weights in the ways that checkpoints keep them.
+
+Every layout is brought to the same form: gate over up [2 I, H] and down [H, I] for each expert.
+
+- "split": one tensor an expert and projection, or (where the fused names are there) `gate_up_proj`
+  [E, 2 I, H] and `down_proj` [E, H, I];
+- "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with gate and up in turns, `down_proj`
+  [E, I, H], each with a bias;
+- "flat" (DBRX): `w1`, `v1` and `w2`, each [E I, H];
+- "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I]; of a GGUF file as "split".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.decoder_spec import DecoderSpec, MoeSpec
+from engine.models.layers.linear import MlpWeights
+from engine.quantization.packing import Matrix
+from kernels import KernelSet, LinearLayer
+from kernels.interface import ActivationSpec, MixtureOfExperts
+from kernels.layers import gated_activation
+from kernels.lora import AllRows, MixtureRows
+
+ExpertWeights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""gate over up, its bias, down, its bias."""
+
+
+class Weights(Protocol):
+    """Where tensors come from: a checkpoint or a source of random ones."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The named tensor, which must have this shape."""
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """The same of two dimensions, to be read some rows at a time."""
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+
+
+def read_experts(
+    weights: Weights, layer: str, moe: MoeSpec, hidden: int
+) -> Iterator[ExpertWeights]:
+    """Each expert of a layer in turn; `layer` is the prefix of the layer's names."""
+    return _LAYOUTS[moe.layout](weights, layer + moe.experts, moe, hidden)
+
+
+def split_experts(layer: str, moe: MoeSpec) -> str:
+    """What precedes an expert's number where each has tensors of its own; "": none has."""
+    first = layer + moe.experts
+    return {"split": first, "granite": f"{first}experts."}.get(moe.layout, "")
+
+
+def _split(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    inner = moe.intermediate_size
+    if f"{at}0.{moe.expert_names[0]}.weight" not in weights and f"{at}gate_up_proj" in weights:
+        yield from _fused(weights, f"{at}gate_up_proj", f"{at}down_proj", moe, hidden)
+        return
+    for expert in range(moe.num_experts):
+        gate, up, down = (f"{at}{expert}.{name}.weight" for name in moe.expert_names)
+        both = [weights.get(name, (inner, hidden)) for name in (gate, up)]
+        yield torch.cat(both), None, weights.get(down, (hidden, inner)), None
+
+
+def _granite(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    if f"{at}experts.0.{moe.expert_names[0]}.weight" in weights:
+        return _split(weights, f"{at}experts.", moe, hidden)
+    return _fused(weights, f"{at}input_linear.weight", f"{at}output_linear.weight", moe, hidden)
+
+
+def _fused(
+    weights: Weights, up: str, down: str, moe: MoeSpec, hidden: int
+) -> Iterator[ExpertWeights]:
+    count, inner = moe.num_experts, moe.intermediate_size
+    gate_ups = weights.get(up, (count, 2 * inner, hidden))
+    downs = weights.get(down, (count, hidden, inner))
+    for expert in range(count):
+        yield gate_ups[expert], None, downs[expert], None
+
+
+def _interleaved(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    count, inner = moe.num_experts, moe.intermediate_size
+    gate_ups = weights.get(f"{at}gate_up_proj", (count, hidden, 2 * inner))
+    up_biases = weights.get(f"{at}gate_up_proj_bias", (count, 2 * inner))
+    downs = weights.get(f"{at}down_proj", (count, inner, hidden))
+    down_biases = weights.get(f"{at}down_proj_bias", (count, hidden))
+    for expert in range(count):
+        rows, bias = gate_ups[expert].T, up_biases[expert]
+        gate_up = torch.cat((rows[::2], rows[1::2]))
+        yield gate_up, torch.cat((bias[::2], bias[1::2])), downs[expert].T, down_biases[expert]
+
+
+def _flat(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    count, inner = moe.num_experts, moe.intermediate_size
+    gate, up, down = (
+        weights.get(f"{at}{name}", (count * inner, hidden)).view(count, inner, hidden)
+        for name in moe.expert_names
+    )
+    for expert in range(count):
+        yield torch.cat((gate[expert], up[expert])), None, down[expert].T, None
+
+
+_LAYOUTS = {"split": _split, "interleaved": _interleaved, "flat": _flat, "granite": _granite}
+
+
+# -- A mixture of experts in two grouped products, where the kernels have them.
+
+
+FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
+    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+    known = spec.gated and spec.activation in FUSED_ACTIVATIONS
+    return ops.fuses_experts and known and not quantized
+
+
+def _stacked(
+    experts: Iterable[ExpertWeights], count: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor | None]:
+    """Each of the four tensors of an expert, for all of them: [count, ...]; biases in float32.
+
+    Of the host's memory only one expert is taken at a time.
+    """
+    found: list[Tensor | None] = [None] * 4
+    for index, expert in enumerate(experts):
+        for place, part in enumerate(expert):
+            if part is None:
+                continue
+            whole = found[place]
+            if whole is None:
+                kept = torch.float32 if place % 2 else dtype
+                whole = torch.empty((count, *part.shape), dtype=kept, device=device)
+                found[place] = whole
+            whole[index].copy_(part)
+    return found
+
+
+class FusedExperts(MixtureOfExperts):
+    """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
+
+    Args:
+        experts: one after the other, stacked in `dtype` on the kernels' device as they come.
+        moe: how many there are, and how tokens are sent to them.
+        activation: one of `FUSED_ACTIVATIONS`.
+        shared: the expert that every token goes through; `shared_gate` weighs it by its sigmoid.
+        choice_bias: float32 [experts], by which they are chosen beside their scores.
+    """
+
+    def __init__(
+        self,
+        ops: KernelSet,
+        router: LinearLayer,
+        experts: Iterable[ExpertWeights],
+        moe: MoeSpec,
+        dtype: torch.dtype,
+        activation: str,
+        shared: MlpWeights | None = None,
+        shared_gate: LinearLayer | None = None,
+        choice_bias: Tensor | None = None,
+    ) -> None:
+        up, self._up_bias, down, self._down_bias = _stacked(
+            experts, moe.num_experts, dtype, ops.device
+        )
+        if up is None or down is None:
+            raise ValueError("a mixture of no experts")
+        self._up, self._down = up, down
+        self._ops, self._router, self._moe = ops, router, moe
+        self._shared, self._choice_bias = shared, choice_bias
+        self._act = gated_activation(ops, ActivationSpec(activation))
+        self._shared_gate = shared_gate
+        self._linears = {"router": router}
+        if shared is not None:
+            self._linears |= {"shared.up": shared.up, "shared.down": shared.down}
+        if shared_gate is not None:
+            self._linears["shared.gate"] = shared_gate
+        self._activation = activation
+        read = self._up.nbytes + self._down.nbytes
+        self.nbytes = read * moe.top_k // moe.num_experts + router.nbytes
+        self.nbytes += sum(part.nbytes for part in (shared, shared_gate) if part is not None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        held = {
+            "gate_up": self._up,
+            "gate_up_bias": self._up_bias,
+            "down": self._down,
+            "down_bias": self._down_bias,
+            "choice_bias": self._choice_bias,
+        }
+        found = {name: tensor for name, tensor in held.items() if tensor is not None}
+        for name, layer in self._linears.items():
+            found |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
+        return found
+
+    def of_all_rows(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.of_all_rows`."""
+        return {slot.replace(".", "_"): layer for slot, layer in self._linears.items()}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        return self._run(x, None)
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """See `MixtureOfExperts.slotted`."""
+        return self._run(x, rows)
+
+    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
+        moe, every = self._moe, AllRows(lora)
+        weights, ids = self._ops.route(
+            every("router", self._router, x),
+            moe.top_k,
+            softmax_first=moe.softmax_first,
+            renormalize=moe.renormalize,
+            sigmoid=moe.sigmoid,
+            choice_bias=self._choice_bias,
+            scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_best=moe.group_best,
+        )
+        out = self._ops.fused_experts(
+            x,
+            self._up,
+            self._down,
+            weights,
+            ids,
+            activation=self._activation,
+            gate_up_bias=self._up_bias,
+            down_bias=self._down_bias,
+            lora=lora,
+        )
+        shared, gate = self._shared, self._shared_gate
+        if shared is None:
+            return out
+        said = every("shared_down", shared.down, self._act(every("shared_up", shared.up, x)))
+        if gate is not None:
+            said = torch.sigmoid(every("shared_gate", gate, x)) * said
+        return out.add_(said)

@@ -1,0 +1,126 @@
+"""Normalisation of hidden states, and the other steps that a plain layer is chained from.
+
+A norm is called in two ways: `norm(x)`, and `norm.add(x, residual)`, which first adds x to the
+residual (in place) and gives the norm of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.layers.linear import MlpWeights
+from kernels import KernelSet
+from kernels.interface import NormWeights
+from kernels.layers import activation, gated_activation
+
+#: What becomes of the rows of a tensor, each by itself.
+Transform = Callable[[Tensor], Tensor]
+
+
+class Norm(Protocol):
+    """What every norm can do. Tensors are [num_tokens, hidden_size]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The norm of x, as a tensor of its own."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual` becomes x + residual; gives its norm."""
+
+
+class RMSNorm:
+    """x / rms(x) * weight, by the kernels."""
+
+    __slots__ = ("_eps", "_fused", "_plain", "weight")
+
+    def __init__(self, ops: KernelSet, weight: Tensor, eps: float) -> None:
+        self._plain, self._fused = ops.rms_norm, ops.fused_add_rms_norm
+        self.weight, self._eps = weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return self._plain(x, self.weight, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `Norm`."""
+        return self._fused(x, residual, self.weight, self._eps)
+
+
+class LayerNorm:
+    """(x - mean) / deviation, times the weight and plus the bias that the family has."""
+
+    __slots__ = ("_eps", "_shape", "bias", "weight")
+
+    def __init__(self, size: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        self._shape, self.weight, self.bias, self._eps = (size,), weight, bias, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return torch.nn.functional.layer_norm(x, self._shape, self.weight, self.bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `Norm`."""
+        return self(residual.add_(x))
+
+
+class NoNorm:
+    """Leaves the residual as it is: for families that norm a block's output, not its input."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Norm`: x itself."""
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See `Norm`: the residual itself."""
+        return residual.add_(x)
+
+
+class Chain:
+    """One after another."""
+
+    __slots__ = ("_links",)
+
+    def __init__(self, *links: Transform) -> None:
+        self._links = links
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The last one's result."""
+        for link in self._links:
+            x = link(x)
+        return x
+
+
+def chain(first: Transform, *more: Transform) -> Transform:
+    """`first` itself when nothing follows it."""
+    return Chain(first, *more) if more else first
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Multiplication in place with a number."""
+
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x.mul_(self.factor)
+
+
+def norm_of(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
+    """A norm over `size` values."""
+    if norm.kind == "rms" and norm.weight is not None:
+        return RMSNorm(ops, norm.weight, eps)
+    return NoNorm() if norm.kind == "none" else LayerNorm(size, norm.weight, norm.bias, eps)
+
+
+def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Transform:
+    """up, the activation, down."""
+    spec = mlp.activation
+    act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
+    return Chain(mlp.up, act, mlp.down)

@@ -1,0 +1,297 @@
+"""Adapters as a model runs them: which rows of a step go through which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import KernelSet, LinearLayer
+from kernels.interface import MixtureOfExperts
+from kernels.lora import (
+    HEAD,
+    ExpertUse,
+    LoraRows,
+    LoraSlots,
+    LoraTable,
+    LoraUse,
+    MixtureRows,
+    PackedLora,
+    SlotTable,
+    TableUse,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingLora:
+    """What an adapter does to the rows of an embedding.
+
+    Attributes:
+        table: [vocabulary, hidden] in the place of the model's own; None: that one stays.
+        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of the table's.
+        inner: [vocabulary, rank], each token's own; what meets `outer`. None: nothing is added.
+        outer: [rank] to [hidden].
+    """
+
+    table: Tensor | None = None
+    tokens: tuple[Tensor, Tensor] | None = None
+    inner: Tensor | None = None
+    outer: PackedLora | None = None
+
+    def change(self, ops: KernelSet, x: Tensor, token_ids: Tensor, rows: Tensor) -> None:
+        """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
+        ids = token_ids[rows]
+        if self.table is not None:
+            x[rows] = self.table[ids].to(x.dtype)
+        if self.tokens is not None:
+            named, values = self.tokens
+            at = torch.searchsorted(named, ids).clamp(max=len(named) - 1)
+            hit = named[at] == ids
+            x[rows[hit]] = values[at[hit]].to(x.dtype)
+        if self.inner is not None and self.outer is not None:
+            own = x[rows]
+            every = torch.arange(len(rows))
+            ops.add_lora(own, self.inner[ids].to(x.dtype), [(self.outer, every)])
+            x[rows] = own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLora:
+    """What an adapter does to the logits.
+
+    Attributes:
+        table: the output layer in the place of the model's own; None: that one stays.
+        tokens: ids, and what gives their logits in the place of the output layer.
+        added: [hidden] to [vocabulary]; None: nothing.
+    """
+
+    table: LinearLayer | None = None
+    tokens: tuple[Tensor, LinearLayer] | None = None
+    added: PackedLora | None = None
+
+    def change(self, ops: KernelSet, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
+        """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
+        self.replace(logits, hidden, rows)
+        if self.added is not None:
+            ops.add_lora(logits, hidden, [(self.added, rows)])
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it has rows of an output layer of its own."""
+        return self.table is not None or self.tokens is not None
+
+    def replace(self, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
+        """What it does but to add."""
+        if self.table is not None:
+            logits[rows] = self.table(hidden[rows]).float()
+        if self.tokens is not None and len(rows):
+            ids, layer = self.tokens
+            logits[rows.unsqueeze(1), ids] = layer(hidden[rows]).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWeights:
+    """An adapter on the device of its model.
+
+    Attributes:
+        digest: what it is known by.
+        layers: by layer and slot (see `engine.lora.target_modules.linears_of`), what it changes.
+        table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
+        embedding, head: None: it leaves them as they are.
+        classifier: a pooling model's head in the place of its own, on the host.
+        vocab_size: of its rows, where it brings tokens: then its `head` makes their logits alone.
+            0: the model's.
+        num_bytes: of device memory.
+    """
+
+    digest: str
+    layers: Sequence[Mapping[str, PackedLora]]
+    table: LoraTable | None = None
+    embedding: EmbeddingLora | None = None
+    head: HeadLora | None = None
+    classifier: Callable[[Tensor], Tensor] | None = None
+    vocab_size: int = 0
+    num_bytes: int = 0
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether whole steps with it run in one call."""
+        return self.table is not None and self.embedding is None and self.head is None
+
+
+class StepAdapters:
+    """The rows of a step that go through adapters; each is in one group at most. False: none does.
+
+    Attributes:
+        groups: an adapter and its rows, int64, ascending.
+    """
+
+    __slots__ = ("groups",)
+
+    def __init__(self, groups: list[tuple[AdapterWeights, Tensor]]) -> None:
+        self.groups = groups
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest that an adapter has of its own; 0: all have the model's."""
+        return max((adapter.vocab_size for adapter, own in self.groups if len(own)), default=0)
+
+    def tables(self) -> list[TableUse] | None:
+        """For the compiled decoder; None where one of them can't be run by it."""
+        uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
+        return uses if len(uses) == len(self.groups) else None
+
+    def sorted(self, slots: LoraSlots | None, size: int, *, padded: bool) -> list[np.ndarray]:
+        """The rows of adapters that have one of the `slots`, as `LoraSlots.sort`; []: there are no
+        slots, or no adapters.
+        """
+        if slots is None or not self.groups:
+            return []
+        own = [
+            (adapter.table.slot, rows.numpy())
+            for adapter, rows in self.groups
+            if isinstance(adapter.table, SlotTable)
+        ]
+        return slots.sort(own, size, padded=padded)
+
+    def of(self, layer: int, slot: str) -> list[LoraUse]:
+        """Those that change one linear layer."""
+        return [
+            (adapter.layers[layer][slot], rows)
+            for adapter, rows in self.groups
+            if slot in adapter.layers[layer]
+        ]
+
+    def of_experts(self, layer: int, slots: Set[str]) -> list[ExpertUse]:
+        """Those that change one of a layer's `slots`, which are its experts'."""
+        own = (
+            ({slot: lora for slot, lora in adapter.layers[layer].items() if slot in slots}, rows)
+            for adapter, rows in self.groups
+        )
+        return [(changed, rows) for changed, rows in own if changed]
+
+    def heads(self, rows: Tensor | None) -> StepAdapters:
+        """Those that change logits, by their places among `rows` of the step (None: all rows)."""
+        changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
+        found = StepAdapters(changing)
+        return found if rows is None else found.among(rows)
+
+    def among(self, rows: Tensor) -> StepAdapters:
+        """Those of some rows, by their places among these."""
+        return _with_rows(
+            (one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups
+        )
+
+    def moved(self, places: Tensor) -> StepAdapters:
+        """With row i at places[i], int64."""
+        return StepAdapters([(one, places[own].sort().values) for one, own in self.groups])
+
+    def between(self, start: int, end: int) -> StepAdapters:
+        """Rows [start, end), counted from there."""
+        return _with_rows(
+            (one, own[(own >= start) & (own < end)] - start) for one, own in self.groups
+        )
+
+
+#: No row goes through one.
+NO_ADAPTERS = StepAdapters([])
+
+
+def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
+    """Without those that none of the rows goes through: their vocabulary may be another."""
+    return StepAdapters([(one, own) for one, own in groups if len(own)])
+
+
+@dataclass(slots=True)
+class DeviceHeads:
+    """What adapters with slots do to rows of logits, all of it on the device.
+
+    Attributes:
+        own: output layers in the place of the model's, and their rows, int64.
+        rows: those that are added to; None: no adapter adds anything.
+        vocab_size: of all rows, where their adapters bring tokens; 0: the model's.
+    """
+
+    own: Sequence[tuple[HeadLora, Tensor]] = ()
+    rows: LoraRows | None = None
+    vocab_size: int = 0
+
+    def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
+        """Change float32 logits [R, vocabulary] of hidden [R, hidden]; `layer`: of the ends."""
+        for head, rows in self.own:
+            head.replace(logits, hidden, rows)
+        if self.rows is not None:
+            slots.add((layer, HEAD), logits, hidden, self.rows)
+
+
+class AdaptedLinear(LinearLayer):
+    """A linear layer whose rows get what their adapters add, while a step says which."""
+
+    def __init__(
+        self, ops: KernelSet, layer: LinearLayer, place: tuple[int, str], step: CurrentStep
+    ) -> None:
+        """`place`: the number of the layer that it is in, and its slot."""
+        self._ops, self._layer, self._place, self._step = ops, layer, place, step
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.nbytes = layer.nbytes
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y = self._layer(x, out)
+        step = self._step
+        if step.slots is not None and step.rows is not None:
+            step.slots.add(self._place, y, x, step.rows)
+        elif step.adapters and (uses := step.adapters.of(*self._place)):
+            self._ops.add_lora(y, x, uses)
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self._layer.rows(ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        return self._layer.tensors()
+
+
+class AdaptedExperts(MixtureOfExperts):
+    """A mixture of experts whose rows get what their adapters add, while a step says which."""
+
+    def __init__(self, experts: MixtureOfExperts, layer: int, step: CurrentStep) -> None:
+        """`layer`: the number of the layer that it is in."""
+        self._experts, self._layer, self._step = experts, layer, step
+        self.layers, self.nbytes = experts.layers, experts.nbytes
+        self._slots = frozenset() if self.layers is None else frozenset(self.layers.linears())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        step = self._step
+        if step.slots is not None and step.rows is not None:
+            return self._experts.slotted(x, MixtureRows(step.slots, self._layer, step.rows))
+        uses = step.adapters.of_experts(self._layer, self._slots)
+        return self._experts.adapted(x, uses) if uses else self._experts(x)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        return self._experts.tensors()
+
+
+@dataclass(slots=True)
+class CurrentStep:
+    """What the layers of a model that run one by one must know of the step. One call at a time.
+
+    Attributes:
+        adapters: of all of the step's tokens.
+        slots: the adapters of the model's device, where they have slots.
+        rows: the step's tokens by those slots; None: nobody goes through one.
+    """
+
+    adapters: StepAdapters = NO_ADAPTERS
+    slots: LoraSlots | None = None
+    rows: LoraRows | None = None

@@ -1,0 +1,209 @@
+"""`Adaptable`: a model whose layers adapters may change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.forward_context import AttentionContext
+from engine.models.layers.linear import (
+    AttentionWeights,
+    LatentWeights,
+    LayerWeights,
+    LinearDescription,
+)
+from engine.models.lora import NO_ADAPTERS, CurrentStep, DeviceHeads, StepAdapters
+from kernels import KernelSet, LinearLayer
+from kernels.lora import (
+    EMBEDDING,
+    EMBEDDING_ROWS,
+    EXPERTS,
+    HEAD,
+    LayerLoras,
+    LoraRows,
+    LoraSlots,
+    LoraTable,
+)
+
+# -- Which linear layers of a decoder's layer adapters may change.
+
+
+#: Parts of a linear layer, at most, of which each has an adapter's ranks to itself; else 1.
+_PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
+
+
+def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
+    """Those that every token goes through, by their slots."""
+    meeting = weights.attention
+    if isinstance(meeting, AttentionWeights):
+        found = {"qkv": meeting.qkv, "o": meeting.o}
+    elif isinstance(meeting, LatentWeights):
+        found = {"latent_in": meeting.inputs, "o": meeting.o}
+        if meeting.queries is not None:
+            found["latent_q"] = meeting.queries
+    else:
+        found = {"state_in": meeting.inputs, "state_out": meeting.output}
+        if meeting.rates is not None:
+            found["state_rates"] = meeting.rates
+    for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
+        if mlp is not None:
+            found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
+    return found
+
+
+def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
+    """Those of a mixture, where they run one by one."""
+    experts = weights.experts
+    return {} if experts is None or experts.layers is None else experts.layers.linears()
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExpert:
+    """One expert's layer where all of them are one tensor: it is run with the others alone.
+
+    Attributes:
+        in_features, out_features: as of a `LinearLayer`.
+    """
+
+    in_features: int
+    out_features: int
+
+
+#: What an adapter changes: a layer that can be asked for its weights, or the sizes of one.
+AdaptableLinear = LinearLayer | StackedExpert
+
+
+def stacked_linears(
+    weights: LayerWeights, experts: Mapping[str, LinearDescription]
+) -> dict[str, AdaptableLinear]:
+    """Those of a mixture whose experts run together; `experts`: each one's, by their slots."""
+    every = {} if weights.experts is None else weights.experts.of_all_rows()
+    return every | {
+        slot: StackedExpert(linear.columns, linear.rows) for slot, linear in experts.items()
+    }
+
+
+def slot_places(weights: LayerWeights) -> list[str]:
+    """A layer's slots on a device whose steps are recorded."""
+    found = list(linears_of(weights))
+    if weights.experts is not None:
+        found += [*weights.experts.of_all_rows(), *EXPERTS.values()]
+    return found
+
+
+def make_slots(
+    ops: KernelSet,
+    layers: Sequence[Sequence[str]],
+    most: int,
+    most_rank: int,
+    dtype: torch.dtype,
+    experts: int = 0,
+) -> LoraSlots | None:
+    """Slots for `most` adapters of these layers, each by the names of its linear layers, of the
+    embedding and of the output layer, each part of up to that rank; None: the kernels have no
+    slots. `dtype`: of the layers' weights. A mixture has so many `experts`.
+    """
+    places = {
+        (index, slot): _PARTS.get(slot, 1) for index, layer in enumerate(layers) for slot in layer
+    }
+    places |= {(len(layers), end): 1 for end in (EMBEDDING, EMBEDDING_ROWS, HEAD)}
+    return ops.lora_slots(places, most, most_rank, ops.activation_dtype(dtype), experts)
+
+
+class Adaptable(ABC):
+    """What such models have in common.
+
+    Attributes:
+        ops, weight_dtype: the kernels, and how linear weights are kept.
+        lora_slots: where adapters are on a device whose steps are recorded; None: they have no
+            slots.
+    """
+
+    ops: KernelSet
+    weight_dtype: torch.dtype
+
+    def __init__(self) -> None:
+        self._step = CurrentStep()
+
+    @property
+    @abstractmethod
+    def _depth(self) -> int:
+        """How many layers there are."""
+
+    @abstractmethod
+    def linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
+        """A layer's linear layers that adapters may change, by their slots."""
+
+    @abstractmethod
+    def _slot_places(self) -> list[list[str]]:
+        """The slots of each layer on a device whose steps are recorded."""
+
+    @property
+    def _num_experts(self) -> int:
+        """Of a layer; 0: there are none."""
+        return 0
+
+    @property
+    def lora_slots(self) -> LoraSlots | None:
+        """See the class."""
+        return self._step.slots
+
+    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
+        """Slots for so many adapters of up to that rank; None: the kernels have none."""
+        return make_slots(
+            self.ops, self._slot_places(), most, most_rank, self.weight_dtype, self._num_experts
+        )
+
+    def use_lora_slots(self, slots: LoraSlots | None) -> None:
+        """Have adapters there, see `make_lora_slots`."""
+        self._step.slots = slots
+
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """An adapter's slot, or what takes it through all layers in one call; None: neither is
+        there.
+        """
+        return None if self.lora_slots is None else self.lora_slots.put(layers)
+
+    @staticmethod
+    def _moved(
+        context: AttentionContext, places: Callable[[], Tensor]
+    ) -> tuple[StepAdapters, LoraRows | None]:
+        """The step's adapters, with token i at place i of `places()`, int64; in both ways."""
+        adapters, rows = context.adapters, context.lora_rows
+        moved = adapters.moved(places()) if adapters else adapters
+        return moved, None if rows is None else rows.moved(places())
+
+    @contextmanager
+    def _through(self, adapters: StepAdapters, rows: LoraRows | None) -> Iterator[None]:
+        """Meanwhile the layers that run one by one know of the step's adapters."""
+        self._step.adapters, self._step.rows = adapters, rows
+        try:
+            yield
+        finally:
+            self._step.adapters, self._step.rows = NO_ADAPTERS, None
+
+    def _adapt_embedding(
+        self, x: Tensor, token_ids: Tensor, adapters: StepAdapters, rows: LoraRows | None
+    ) -> None:
+        """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
+        for adapter, own in adapters.groups:
+            if adapter.embedding is not None:
+                adapter.embedding.change(self.ops, x, token_ids, own)
+        if self.lora_slots is not None and rows is not None:
+            self.lora_slots.embed(self._depth, x, token_ids, rows)
+
+    def _adapt_logits(
+        self, logits: Tensor, hidden: Tensor, adapters: StepAdapters | DeviceHeads
+    ) -> None:
+        """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
+        if isinstance(adapters, StepAdapters):
+            for adapter, rows in adapters.groups:
+                if adapter.head is not None:
+                    adapter.head.change(self.ops, logits, hidden, rows)
+        elif self.lora_slots is not None:
+            adapters.change(self.lora_slots, self._depth, logits, hidden)

@@ -1,0 +1,494 @@
+"""From a checkpoint's tensors to a layer's weights, by the layer's description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.decoder_spec import DecoderSpec, MoeSpec
+from engine.models.layers.linear import (
+    AttentionDescription,
+    AttentionWeights,
+    ExpertsDescription,
+    LatentDescription,
+    LatentWeights,
+    LayerDescription,
+    LayerWeights,
+    LinearDescription,
+    LinearPart,
+    MeetingWeights,
+    MlpDescription,
+    MlpWeights,
+    ModelDescription,
+    NormDescription,
+    StateDescription,
+    StateWeights,
+    TableDescription,
+)
+from engine.models.layers.moe import (
+    FusedExperts,
+    Weights,
+    fuses_experts,
+    read_experts,
+    split_experts,
+)
+from engine.models.rotary_embedding import RopeSpec, cos_sin_table
+from engine.quantization.packing import DenseMatrix, Matrix, Scheme, Scratch, Stack, stays_small
+from engine.quantization.report import LayerReport, report_layer
+from kernels import KernelSet, LinearLayer
+from kernels.ablations import is_on
+from kernels.interface import (
+    NO_NORM,
+    ActivationSpec,
+    ExpertLayers,
+    HeadLinears,
+    HeadNormWeights,
+    MixtureOfExperts,
+    NormWeights,
+    ScanWeights,
+)
+from kernels.moe import ExpertsOneByOne
+
+#: What is added to logits that never win: finite, so that log probabilities are.
+_HIDDEN = -3.0e38
+
+
+class LayerLoader:
+    """Loads layers one at a time, so that never more than a layer is held twice.
+
+    Args:
+        spec: the architecture.
+        ops: kernels of the device.
+        dtype: in which linear weights are kept. Norms and biases are float32.
+        max_model_len: length of the rotary tables.
+        scheme: which weights are kept in few bits.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        ops: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int,
+        weights: Weights,
+        scheme: Scheme = Scheme(),  # noqa: B008
+    ) -> None:
+        self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self.scheme = scheme
+        self._max_model_len = max_model_len
+        self._tables: list[tuple[RopeSpec, Tensor]] = []
+        self._scratch = Scratch()
+        #: Of the layers so far.
+        self.reports: list[LayerReport] = []
+        optional = spec.names.optional_prefix
+        bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
+        whole = f"{spec.names.embedding}.weight"
+        self._strip = optional if whole not in weights and bare in weights else ""
+
+    def check(self, model: ModelDescription) -> None:
+        """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for,
+        and where a checkpoint that has some lacks a weight.
+
+        Before any memory is taken; others are checked as they are read.
+        """
+        some_packed = hasattr(self.weights, "is_packed")
+        for layer in model.layers:
+            for linear in layer.linears():
+                for part in linear.parts:
+                    if self.has_packed(part.name):
+                        self.matrix(part.name, part.rows, linear.columns)
+                    elif some_packed and not self._is_there(part.name):
+                        self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
+
+    def _is_there(self, name: str) -> bool:
+        return f"{name}.weight".removeprefix(self._strip) in self.weights
+
+    def has_packed(self, name: str) -> bool:
+        """Whether the checkpoint keeps a layer's weight packed."""
+        return not self._is_plain(name)
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
+        return self.weights.get(name.removeprefix(self._strip), shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """A small tensor of our own, in float32, on the kernels' device."""
+        return self.tensor(name, shape).float().clone().to(self.ops.device)
+
+    def norm(self, norm: NormDescription) -> NormWeights:
+        """A norm's weights."""
+        spec = self.spec
+        if not norm.name:
+            return NO_NORM
+        weight = self._norm_weight(norm.name, norm.size) if spec.norm_weight else None
+        if spec.norm == "rms" and weight is not None:
+            return NormWeights("rms", weight)
+        bias = self.vector(f"{norm.name}.bias", norm.size) if spec.norm_bias else None
+        # torch's norm wants its weights in the dtype of what is normed.
+        kept = self.ops.activation_dtype(self.dtype)
+        return NormWeights(
+            "layer",
+            weight.to(kept) if weight is not None else None,
+            bias.to(kept) if bias is not None else None,
+        )
+
+    def _norm_weight(self, name: str, *shape: int) -> Tensor:
+        return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
+
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """A weight [rows, columns], whichever way around the checkpoint keeps it."""
+        if self.spec.transposed and self._is_plain(name):
+            return DenseMatrix(self.tensor(f"{name}.weight", (columns, rows)).T)
+        return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether the checkpoint has the weight as a tensor: packed ones aren't turned around."""
+        packed = getattr(self.weights, "is_packed", None)
+        return packed is None or not packed(name.removeprefix(self._strip))
+
+    def linear(self, linear: LinearDescription) -> LinearLayer:
+        """A linear layer, packed."""
+        spec = self.spec
+        if linear.order == "repeated":
+            return self._repeated(linear)
+        order = ungrouped_rows(spec) if linear.order == "grouped" else None
+        if linear.order == "interleaved":
+            order = torch.arange(linear.rows).view(-1, 2).T.flatten()
+        matrices = [self.matrix(part.name, part.rows, linear.columns) for part in linear.parts]
+        parts = linear.parts if linear.bias else ()
+        biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
+        added = torch.cat(biases) if biases else None
+        if order is not None and added is not None:
+            added = added[order]
+        scheme = self.scheme.layers if linear.quantized else None
+        names = [part.name for part in linear.parts]
+        return self._pack(matrices, added, scheme, order, names=names)
+
+    def _repeated(self, linear: LinearDescription) -> LinearLayer:
+        """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
+        q, k, v = linear.parts
+        order = repeated_rows(self.spec, k.rows)
+        queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
+        keys, values = (
+            self.tensor(f"{part.name}.weight", (part.rows, linear.columns))[order]
+            for part in (k, v)
+        )
+        return self.pack(torch.cat((queries, keys, values)), None)
+
+    def table(self, table: TableDescription) -> LinearLayer:
+        """The output layer or the embedding."""
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        bias = self.vector(f"{self.spec.names.lm_head}.bias", shape[0]) if table.bias else None
+        if table.hidden:
+            bias = torch.zeros(shape[0], device=self.ops.device) if bias is None else bias
+            bias[list(table.hidden)] = _HIDDEN
+        if table.normalized:
+            rows = self.tensor(f"{table.name}.weight", shape).float()
+            matrix: Matrix = DenseMatrix(torch.nn.functional.normalize(rows))
+        else:
+            matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
+        return self._pack([matrix], bias, self.scheme.tables, names=[table.name])
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+        """A linear layer of [rows, columns]."""
+        return self._pack([DenseMatrix(weight)], bias, self.scheme.layers)
+
+    def _pack(
+        self,
+        matrices: list[Matrix],
+        bias: Tensor | None,
+        quantization: str | None,
+        order: Tensor | None = None,
+        names: Sequence[str] = (),
+    ) -> LinearLayer:
+        """The layer; `names` of the checkpoint are for the report, where there is one."""
+        bias = bias.float() if bias is not None else None
+        stack = Stack(matrices, order, self.weights.release, self._scratch)
+        layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
+        if names:
+            kept = stack.keeps(self.ops, self.dtype, quantization)
+            made = report_layer(names, matrices, layer, kept, self.ops.device, order)
+            self.reports.append(made)
+            self.weights.release()
+        return layer
+
+    # -- layers -------------------------------------------------------------------------------
+
+    def layer(self, layer: LayerDescription) -> LayerWeights:
+        """All weights of one layer."""
+        meeting = layer.attention
+        attention: MeetingWeights
+        if isinstance(meeting, StateDescription):
+            attention = self._state(meeting)
+        elif isinstance(meeting, LatentDescription):
+            attention = self._latents(meeting)
+        else:
+            attention = self._attention(meeting)
+        mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
+        described, mlp, experts = layer.mlp, None, None
+        if isinstance(described, ExpertsDescription):
+            experts = self._experts(described)
+        else:
+            mlp = self._mlp(described)
+        beside, before = layer.residual_mlp, layer.residual_norm
+        return LayerWeights(
+            wiring=layer.wiring,
+            input_norm=self.norm(layer.input_norm),
+            attention=attention,
+            attention_out_norm=self.norm(layer.attention_out_norm),
+            mlp_norm=mlp_norm,
+            mlp=mlp,
+            experts=experts,
+            mlp_out_norm=self.norm(layer.mlp_out_norm),
+            residual_norm=NO_NORM if before is None else self.norm(before),
+            residual_mlp=None if beside is None else self._mlp(beside),
+        )
+
+    def _attention(self, attention: AttentionDescription) -> AttentionWeights:
+        spec, slopes = self.spec, self.spec.alibi_slopes
+        return AttentionWeights(
+            qkv=self.linear(attention.qkv),
+            o=self.linear(attention.o),
+            **self._qk_norm(attention),
+            cos_sin=self._table(attention.rope),
+            window=attention.window,
+            sparse=attention.sparse,
+            alibi=self._slopes(slopes) if slopes else None,
+            sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
+        )
+
+    def _latents(self, described: LatentDescription) -> LatentWeights:
+        latents, rank = described.latents, described.query_norm.size
+        into, out_of = self._head_pairs(described)
+        return LatentWeights(
+            latents=latents,
+            inputs=self.linear(described.inputs),
+            queries=None if described.queries is None else self.linear(described.queries),
+            query_norm=self._norm_weight(described.query_norm.name, rank) if rank else None,
+            latent_norm=self._norm_weight(described.latent_norm.name, latents.rank),
+            into=into,
+            out_of=out_of,
+            o=self.linear(described.o),
+            cos_sin=self._table(described.rope),
+        )
+
+    def _head_pairs(self, described: LatentDescription) -> tuple[HeadLinears, HeadLinears]:
+        """Each head's keys, turned around, and its values: in the model's dtype, in which the
+        checkpoint's few bits are read, for of keys columns become rows.
+        """
+        latents, heads = described.latents, described.heads
+        pair = latents.plain_size + latents.value_size
+        matrix = self.matrix(heads.parts[0].name, heads.rows, heads.columns)
+        into, out_of = [], []
+        for first in range(0, heads.rows, pair):
+            keys, values = matrix.floats(slice(first, first + pair)).split(
+                (latents.plain_size, latents.value_size)
+            )
+            into.append(self._head(keys.T))
+            out_of.append(self._head(values))
+            self.weights.release()
+        made = self.ops.head_linears(into), self.ops.head_linears(out_of)
+        kept = matrix.source == str(self.dtype).removeprefix("torch.")
+        last = [DenseMatrix(values)], out_of[-1]  # stands for all
+        report = report_layer([heads.parts[0].name], *last, kept, self.ops.device)
+        nbytes = sum(each.nbytes for each in made)
+        self.reports.append(replace(report, format=matrix.source, nbytes=nbytes))
+        return made
+
+    def _head(self, weight: Tensor) -> LinearLayer:
+        return self.ops.PackedLinear(
+            weight.to(self.dtype).contiguous(), round_inputs=self.scheme.round_inputs
+        )
+
+    def _state(self, described: StateDescription) -> StateWeights:
+        state, heads = described.state, described.state.num_heads
+        conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
+        bias = f"{described.conv}.bias" if state.conv_bias else ""
+        return StateWeights(
+            state=state,
+            inputs=self.linear(described.inputs),
+            rates=None if described.rates is None else self.linear(described.rates),
+            output=self.linear(described.output),
+            conv=conv[:, 0].T.contiguous(),
+            conv_bias=self.vector(bias, state.channels) if bias else None,
+            scan=ScanWeights(
+                decay=-self.vector(described.decay, heads).exp(),
+                rate_bias=self.vector(described.rate_bias, heads),
+                skip=self.vector(described.skip, heads) if described.skip else None,
+                limits=state.limits,
+                delta=state.kind == "delta",
+            ),
+            # Without the offset that the family's other norms have.
+            norm=self.vector(f"{described.norm.name}.weight", described.norm.size),
+        )
+
+    def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:
+        """The weights that norm queries and keys, by their names in `AttentionWeights`."""
+        spec, kind, dim = self.spec, attention.qk_norm, self.spec.head_dim
+        both = (("q", attention.q_norm, spec.num_heads), ("k", attention.k_norm, spec.num_kv_heads))
+        if not kind:
+            return {}
+        if kind == "rms_head":
+            return {f"{of}_norm": self._norm_weight(name, dim) for of, name, _ in both}
+        if kind == "rms_full":
+            return {
+                f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both
+            }
+        return {f"{of}_head_norm": self._head_norm(name, heads) for of, name, heads in both}
+
+    def _head_norm(self, name: str, heads: int) -> HeadNormWeights:
+        spec, dim = self.spec, self.spec.head_dim
+        if spec.qk_norm == "layer_list":
+            rows = [self._norm_weight(f"{name}.norms.{head}", dim) for head in range(heads)]
+            weight = torch.stack(rows)
+        elif spec.qk_norm == "layer_heads":
+            weight = self._norm_weight(name, heads, dim)
+        else:
+            weight = self._norm_weight(name, dim).unsqueeze(0)
+        bias = self.vector(f"{name}.bias", dim) if spec.qk_norm_bias else None
+        return HeadNormWeights(weight.contiguous(), bias)
+
+    def _slopes(self, slopes: Sequence[float]) -> Tensor:
+        return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
+
+    def _table(self, rope: RopeSpec | None) -> Tensor | None:
+        """The rotary table, one for all layers with the same embedding."""
+        if rope is None:
+            return None
+        for known, table in self._tables:
+            if known == rope:
+                return table
+        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
+        self._tables.append((rope, table))
+        return table
+
+    # -- feed-forward -------------------------------------------------------------------------
+
+    def _mlp(self, mlp: MlpDescription) -> MlpWeights:
+        return MlpWeights(self.linear(mlp.up), self.linear(mlp.down), mlp.activation, mlp.gated)
+
+    def _experts(self, experts: ExpertsDescription) -> MixtureOfExperts:
+        spec, moe = self.spec, experts.moe
+        router = self.linear(experts.router)
+        shared = None if experts.shared is None else self._mlp(experts.shared)
+        gate = None if experts.shared_gate is None else self.linear(experts.shared_gate)
+        read = read_experts(self.weights, experts.layer, moe, spec.hidden_size)
+        bias = None
+        if moe.choice_bias:
+            bias = self.vector(experts.layer + moe.choice_bias, moe.num_experts)
+        small = self.scheme.layers is not None or self._keeps_experts(experts.layer, moe)
+        if fuses_experts(self.ops, spec, small):
+            fused = FusedExperts(
+                self.ops, router, read, moe, self.dtype, spec.activation, shared, gate, bias
+            )
+            self.weights.release()
+            return fused
+        layers = self._streamed_experts(experts.layer, moe) or [
+            (self.pack(up, up_bias), self.pack(down, down_bias))
+            for up, up_bias, down, down_bias in read
+        ]
+        made = ExpertLayers(
+            router=router,
+            gate_up=[up for up, _ in layers],
+            down=[down for _, down in layers],
+            top_k=moe.top_k,
+            softmax_first=moe.softmax_first,
+            renormalize=moe.renormalize,
+            sigmoid=moe.sigmoid,
+            choice_bias=bias,
+            scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_best=moe.group_best,
+            activation=ActivationSpec(
+                spec.activation, spec.activation_limit, spec.activation_alpha
+            ),
+            shared_gate_up=None if shared is None else shared.up,
+            shared_down=None if shared is None else shared.down,
+            shared_gate=gate,
+        )
+        if is_on("experts"):
+            return self.ops.compile_experts(made)
+        return ExpertsOneByOne(self.ops, made)
+
+    def _keeps_experts(self, at: str, moe: MoeSpec) -> bool:
+        """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
+        of their own. The first one stands for all.
+        """
+        inner, hidden, first = moe.intermediate_size, self.spec.hidden_size, f"{at}{moe.experts}0"
+        if moe.layout != "split" or not self.has_packed(f"{first}.{moe.expert_names[0]}"):
+            return False
+        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+        return all(
+            stays_small(self.ops, self.matrix(f"{first}.{name}", *shape))
+            for name, shape in zip(moe.expert_names, shapes, strict=True)
+        )
+
+    def _streamed_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Gate over up, and down, of experts that have tensors of their own; else none.
+
+        Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
+        """
+        hidden = self.spec.hidden_size
+        if moe.layout == "interleaved":
+            return self._interleaved_experts(f"{at}{moe.experts}", moe)
+        first = split_experts(at, moe)
+        if not first:
+            return []
+        inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
+        if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
+            return []
+        return [
+            (
+                self._expert([(f"{one}.{gate}", inner), (f"{one}.{up}", inner)], hidden),
+                self._expert([(f"{one}.{down}", hidden)], inner),
+            )
+            for one in (f"{first}{expert}" for expert in range(moe.num_experts))
+        ]
+
+    def _interleaved_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Of experts that are packed all together, with gate and up in turns; else none."""
+        if self._is_plain(f"{at}gate_up_proj#0"):
+            return []
+        count, inner, hidden = moe.num_experts, moe.intermediate_size, self.spec.hidden_size
+        turns = torch.arange(2 * inner).view(inner, 2).T.flatten()
+        up_biases = self.tensor(f"{at}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
+        down_biases = self.tensor(f"{at}down_proj_bias", (count, hidden)).float()
+
+        def one(
+            name: str, rows: int, columns: int, bias: Tensor, order: Tensor | None
+        ) -> LinearLayer:
+            found = self.matrix(name, rows, columns)
+            return self._pack([found], bias, self.scheme.layers, order, [name])
+
+        return [
+            (
+                one(f"{at}gate_up_proj#{expert}", 2 * inner, hidden, up_biases[expert], turns),
+                one(f"{at}down_proj#{expert}", hidden, inner, down_biases[expert], None),
+            )
+            for expert in range(count)
+        ]
+
+    def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
+        made = tuple(LinearPart(name, rows) for name, rows in parts)
+        return self.linear(LinearDescription(parts=made, columns=columns))
+
+
+def repeated_rows(spec: DecoderSpec, count: int) -> Tensor:
+    """Row numbers of `count` rows of KV heads, each head as often as it takes to have all."""
+    heads = count // spec.head_dim
+    rows = torch.arange(count).view(heads, spec.head_dim)
+    return rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
+
+
+def ungrouped_rows(spec: DecoderSpec) -> Tensor:
+    """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
+    group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+    rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)
+    return torch.cat((rows[:, :group].flatten(), rows[:, group].flatten(), rows[:, -1].flatten()))

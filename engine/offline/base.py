@@ -1,0 +1,46 @@
+"""`OfflineMethods`: what the parts that `LLM` is made of share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+from engine.contract.engine_config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.offline.llm_engine import LLMEngine, TorchThreads
+
+# -- Progress bars of offline batches.
+
+
+#: Whether to show a bar; or a function that makes one, with tqdm's arguments.
+UseTqdm = bool | Callable[..., Any]
+
+
+def progress(wanted: UseTqdm, total: int) -> Any:
+    """A bar of so many requests, which is a context manager."""
+    make = wanted if callable(wanted) else tqdm
+    return make(total=total, desc="Processed prompts", disable=not wanted)
+
+
+class OfflineMethods:
+    """An engine in this process, and how its requests are numbered.
+
+    Attributes:
+        llm_engine: what does the work, for those who want each step.
+        config, core: its own.
+    """
+
+    llm_engine: LLMEngine
+    config: EngineConfig
+    core: EngineCore
+    _threads: TorchThreads
+    _ids: itertools.count[int]
+
+    def _use(self, engine: LLMEngine) -> None:
+        """Work with `engine` from now on."""
+        self.llm_engine = engine
+        self.config, self.core, self._threads = engine.config, engine.core, engine.threads
+        self._ids = itertools.count()

@@ -1,0 +1,61 @@
+"""`LoadedAdapters`: the adapters that a program brings to the device itself, by its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import AdapterRef, LoRARequest
+from engine.lora.adapter_cache import AdapterPool
+
+
+class LoadedAdapters:
+    """See vLLM's `add_lora` and its siblings. A number is a pointer: the content counts."""
+
+    def __init__(self, pool: AdapterPool, step: Callable[[], None]) -> None:
+        """`step`: has the engine go on, with loads too."""
+        self._pool, self._step = pool, step
+        self._refs: dict[int, AdapterRef] = {}
+        self._pinned: set[int] = set()
+
+    def add(self, request: LoRARequest) -> bool:
+        """Bring an adapter to the device; False where it is there under this number already.
+
+        Raises `InvalidRequest` for what can't be brought there.
+        """
+        ref, number = request.ref(), request.lora_int_id
+        if number in self.numbers() and self._refs[number].digest == ref.digest:
+            return False
+        self._load(ref, pin=False)
+        self._refs[number] = ref
+        self._pinned.discard(number)
+        return True
+
+    def pin(self, number: int) -> bool:
+        """Keep an adapter on the device, whoever wants its room; it's brought back if it left.
+
+        Raises `InvalidRequest` for a number that `add` wasn't told.
+        """
+        if number not in self._refs:
+            raise InvalidRequest(f"No adapter was added as {number}.", param="lora_id")
+        self._load(self._refs[number], pin=True)
+        self._pinned.add(number)
+        return True
+
+    def remove(self, number: int) -> bool:
+        """Let an adapter go as soon as nobody uses it; False where it isn't there."""
+        self._pinned.discard(number)
+        ref = self._refs.pop(number, None)
+        return ref is not None and self._pool.unload(ref.digest)
+
+    def numbers(self) -> set[int]:
+        """Of those that were added and are on the device."""
+        there = {state.digest for state in self._pool.states() if state.tier == "device"}
+        return {number for number, ref in self._refs.items() if ref.digest in there}
+
+    def _load(self, ref: AdapterRef, *, pin: bool) -> None:
+        known = {self._refs[number].digest for number in self._pinned}
+        done = self._pool.preload(ref, pin=pin or ref.digest in known)
+        while not done.done():
+            self._step()
+        done.result()

@@ -1,0 +1,278 @@
+"""What a model folder is as a pooling model: which task, which tokens, which activation.
+
+Read from config.json, from the engine's `runner`, `convert` and `pooler_config`, and from the
+files of sentence-transformers beside the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.models.encoders.encoder_spec import is_encoder
+from engine.models.registry import known_architectures
+from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
+
+POOLING_TYPES = ("CLS", "LAST", "MEAN")
+_SEQUENCE, _TOKEN = "ForSequenceClassification", "ForTokenClassification"
+_NO_FILES = SentenceFiles()
+_POOLER_KEYS = ("pooling_type", "normalize", "use_activation", "dimensions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSettings:
+    """A pooling model's description.
+
+    Attributes:
+        architecture: of config.json.
+        encoder: bidirectional, by the native encoder; else a causal decoder.
+        tasks: what it does, see `engine.contract.pooling_params`.
+        pooling_type: "CLS", "LAST" or "MEAN": which hidden states make a prompt's vector.
+        activation: what results go through unless a request says otherwise: "normalize",
+            "softmax", "sigmoid" or "" for nothing.
+        labels: names of a classifier's outputs, in order; () for embeddings.
+        tokens: a classifier is made of the output layer's rows of these tokens; (): it has a head.
+        two_way: of two such tokens the one label is how far the second is ahead of the first.
+        matryoshka: dimensions that embeddings may be cut to; None: no, (): any.
+        dimensions: that embeddings are cut to unless a request says otherwise, or None.
+        files: what sentence-transformers' files add.
+    """
+
+    architecture: str
+    encoder: bool
+    tasks: tuple[str, ...]
+    pooling_type: str
+    activation: str
+    labels: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    two_way: bool = False
+    matryoshka: tuple[int, ...] | None = None
+    dimensions: int | None = None
+    files: SentenceFiles = _NO_FILES
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest prompt unless the operator says otherwise; None: the model's context."""
+        return self.files.max_seq_length
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it has a classification head."""
+        return bool(self.labels)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether a prompt's vector needs no hidden state of its prefix."""
+        return not self.encoder and self.pooling_type == "LAST"
+
+
+def pooling_settings(
+    config: EngineConfig, folder: Path, raw: dict[str, Any]
+) -> PoolingSettings | None:
+    """The settings of a folder whose config.json is `raw`; None for a model that generates.
+
+    Raises:
+        ConfigError: `runner`, `convert` or `pooler_config` don't fit the model.
+        ModelLoadError: a file of sentence-transformers is broken or asks for what isn't supported.
+    """
+    architecture = str((raw.get("architectures") or [""])[0])
+    files = read_sentence_files(folder)
+    own = _own_convert(architecture, files)
+    asked = config.runner == "pooling" or config.convert in ("embed", "classify")
+    if config.runner == "generate" or (own is None and not asked):
+        _check_generates(architecture, config)
+        return None
+    convert = config.convert if config.convert in ("embed", "classify") else own or "embed"
+    _refuse_bidirectional(raw)
+    try:
+        if convert == "classify":
+            found = _classifier(architecture, raw)
+        else:
+            found = _embedder(architecture, raw, files)
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = f"config.json of {architecture} has a value of the wrong type: {error}."
+        raise ModelLoadError(reason, param="model") from error
+    return _with_pooler_config(found, config.pooler_config)
+
+
+def _check_generates(architecture: str, config: EngineConfig) -> None:
+    """Raise `ConfigError` for a model without a language model's head, or settings for pooling."""
+    if _own_convert(architecture, SentenceFiles()) is not None:
+        raise ConfigError(f"{architecture} doesn't generate text.", param="runner")
+    for name in ("convert", "pooler_config"):
+        if getattr(config, name) not in (None, "auto", "none"):
+            raise ConfigError(
+                f"{name} is for pooling models, but {architecture} is to generate text.",
+                param=name,
+            )
+
+
+def _own_convert(architecture: str, files: SentenceFiles) -> str | None:
+    """What the architecture is by itself: "embed", "classify" or None for generation."""
+    if architecture.endswith((_SEQUENCE, _TOKEN)):
+        return "classify"
+    bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    # ChatGLM's language model is called ChatGLMModel.
+    bare = bare and architecture not in known_architectures()
+    if bare or is_encoder(architecture) or files.pooling_type:
+        return "embed"
+    return None
+
+
+def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> PoolingSettings:
+    """Without sentence-transformers' files: CLS for encoders, LAST for decoders, normalised."""
+    encoder = is_encoder(architecture)
+    normalize = files.normalize if files.pooling_type else True
+    matryoshka = raw.get("matryoshka_dimensions")
+    if matryoshka is None and raw.get("is_matryoshka"):
+        matryoshka = []
+    return PoolingSettings(
+        architecture=architecture,
+        encoder=encoder,
+        tasks=("embed", "token_embed", "score"),
+        pooling_type=files.pooling_type or ("CLS" if encoder else "LAST"),
+        activation="normalize" if normalize else "",
+        matryoshka=None if matryoshka is None else tuple(int(size) for size in matryoshka),
+        files=files,
+    )
+
+
+def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
+    head_tokens, two_way = _head_tokens(raw)
+    labels = (head_tokens[1:] if two_way else head_tokens) or _labels(raw)
+    encoder = is_encoder(architecture)
+    by_token = architecture.endswith(_TOKEN)
+    tasks: tuple[str, ...] = ("token_classify",) if by_token else ("classify",)
+    if len(labels) == 1 and not by_token:
+        tasks = ("classify", "score")
+    pooling_type = "CLS" if encoder else "LAST"
+    if architecture.startswith("ModernBert"):
+        pooling_type = str(raw.get("classifier_pooling", "cls")).upper()
+    return PoolingSettings(
+        architecture=architecture,
+        encoder=encoder,
+        tasks=tasks,
+        pooling_type=pooling_type,
+        activation=_activation(raw, len(labels)),
+        labels=labels,
+        tokens=head_tokens,
+        two_way=two_way,
+    )
+
+
+def _head_tokens(raw: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """`classifier_from_token`, and whether its two tokens make one label.
+
+    vLLM's names: `method` is "from_2_way_softmax" or "no_post_processing", the default, except
+    with `is_original_qwen3_reranker`.
+    """
+    tokens = raw.get("classifier_from_token")
+    if tokens is None:
+        return (), False
+    known = isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens)
+    default = "from_2_way_softmax" if raw.get("is_original_qwen3_reranker") else ""
+    method = raw.get("method") or default or "no_post_processing"
+    two_way = method == "from_2_way_softmax"
+    if (
+        not known
+        or method not in ("from_2_way_softmax", "no_post_processing")
+        or (two_way and len(tokens) != 2)
+    ):
+        raise ModelLoadError(
+            f"config.json: classifier_from_token {tokens!r} doesn't fit the method {method!r}.",
+            param="classifier_from_token",
+        )
+    return tuple(tokens), two_way
+
+
+def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
+    """Names by `id2label`; without it, `num_labels` (2 where that is left out too) made-up ones."""
+    names = raw.get("id2label")
+    if isinstance(names, dict) and names:
+        try:
+            by_id = {int(place): str(name) for place, name in names.items()}
+        except ValueError as error:
+            raise ModelLoadError(f"config.json: id2label: {error}.", param="id2label") from error
+        if sorted(by_id) != list(range(len(by_id))):
+            raise ModelLoadError(
+                "config.json: id2label must name all ids from 0 on.", param="id2label"
+            )
+        return tuple(by_id[place] for place in range(len(by_id)))
+    count = int(raw.get("num_labels") or 2)
+    return tuple(f"LABEL_{place}" for place in range(count))
+
+
+def _activation(raw: dict[str, Any], num_labels: int) -> str:
+    """As sentence-transformers' cross-encoders say, else by `problem_type`, else by the labels."""
+    named = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(
+        "sbert_ce_default_activation_function"
+    )
+    if named is not None:
+        kind = str(named).rsplit(".", 1)[-1]
+        known = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
+        if kind not in known:
+            raise ModelLoadError(
+                f"config.json: the activation {named!r} isn't supported.", param="activation_fn"
+            )
+        return known[kind]
+    problem = raw.get("problem_type")
+    if problem == "regression":
+        return ""
+    if problem == "multi_label_classification" or num_labels == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def _with_pooler_config(settings: PoolingSettings, given: dict[str, Any] | None) -> PoolingSettings:
+    """The settings with what the operator's `pooler_config` changes."""
+    for key in given or {}:
+        if key not in _POOLER_KEYS:
+            raise ConfigError(
+                f"pooler_config: {key!r} isn't one of {', '.join(_POOLER_KEYS)}.",
+                param="pooler_config",
+            )
+    given = given or {}
+    pooling_type = given.get("pooling_type", settings.pooling_type)
+    if not isinstance(pooling_type, str) or pooling_type.upper() not in POOLING_TYPES:
+        raise ConfigError(
+            f"pooler_config: pooling_type must be one of {', '.join(POOLING_TYPES)}; "
+            f"got {pooling_type!r}.",
+            param="pooler_config",
+        )
+    settings = replace(settings, pooling_type=pooling_type.upper())
+    use = given.get("use_activation", given.get("normalize"))
+    if use is not None and not isinstance(use, bool):
+        raise ConfigError("pooler_config: use_activation must be a boolean.", param="pooler_config")
+    if use is False:
+        settings = replace(settings, activation="")
+    elif use and not settings.activation:
+        default = _activation({}, len(settings.labels)) if settings.labels else "normalize"
+        settings = replace(settings, activation=default)
+    return replace(settings, dimensions=_dimensions(settings, given.get("dimensions")))
+
+
+def _dimensions(settings: PoolingSettings, value: Any) -> int | None:
+    if value is None:
+        return None
+    allowed = settings.matryoshka
+    sound = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if not sound or allowed is None or (allowed and value not in allowed):
+        raise ConfigError(
+            f"pooler_config: dimensions = {value!r} isn't one of this model's.",
+            param="pooler_config",
+        )
+    return int(value)
+
+
+def _refuse_bidirectional(raw: dict[str, Any]) -> None:
+    """Decoders that were trained to look both ways."""
+    for name, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if raw.get(name) is not None and raw[name] is not causal:
+            raise ModelLoadError(
+                f"config.json: {name} = {raw[name]!r}: decoders that attend in both directions "
+                "aren't supported.",
+                param=name,
+            )

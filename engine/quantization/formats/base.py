@@ -1,0 +1,250 @@
+"""What a checkpoint format must tell: `CheckpointFormat`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import ModelLoadError
+from engine.contract.validation import NamePattern
+from engine.quantization.packing import Matrix
+
+# -- Fields of `quantization_config`, each checked as it's read.
+
+
+#: Of a pattern, in a message.
+_MOST_SHOWN = 64
+
+
+class Fields:
+    """An object of config.json. `ModelLoadError` names what is wrong, with its path as `param`."""
+
+    def __init__(self, values: Any, path: str = "quantization_config") -> None:
+        if not isinstance(values, Mapping):
+            raise ModelLoadError(f"config.json: {path} must be an object.", param=path)
+        self._values, self.path = values, path
+
+    def wrong(self, name: str, why: str) -> ModelLoadError:
+        """An error that names the field."""
+        path = f"{self.path}.{name}"
+        return ModelLoadError(f"config.json: {path} {why}.", param=path)
+
+    def get(self, name: str) -> Any:
+        """Whatever is there; None: nothing."""
+        return self._values.get(name)
+
+    def names(self) -> Iterable[str]:
+        """Of all fields."""
+        return self._values.keys()
+
+    def integer(self, name: str, default: int | None, known: Iterable[int] = ()) -> int:
+        """A whole number; of `known` ones where they're given."""
+        value = self._values.get(name)
+        value = default if value is None else value
+        if type(value) is not int:
+            raise self.wrong(name, f"must be a whole number, not {value!r}")
+        if known and value not in known:
+            raise self.wrong(name, f"is {value}; known are {', '.join(map(str, known))}")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._values.get(name)
+        value = default if value is None else value
+        if type(value) is not bool:
+            raise self.wrong(name, f"must be true or false, not {value!r}")
+        return value
+
+    def word(self, name: str, default: str = "") -> str:
+        """A string, in lower case."""
+        value = self._values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise self.wrong(name, f"must be a string, not {value!r}")
+        return value.lower()
+
+    def words(self, name: str) -> list[str]:
+        """A list of strings."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise self.wrong(name, "must be a list of strings")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object within it; None: there is none."""
+        value = self._values.get(name)
+        return None if value is None else Fields(value, f"{self.path}.{name}")
+
+    def pair(self, name: str) -> tuple[int, int] | None:
+        """Two positive whole numbers; None: they aren't there."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        sound = isinstance(value, list) and len(value) == 2
+        if not sound or not all(type(size) is int and size > 0 for size in value):
+            raise self.wrong(name, f"must be two positive whole numbers, not {value!r}")
+        return value[0], value[1]
+
+
+def pattern(fields: Fields, name: str, text: str) -> NamePattern:
+    """A `re:` pattern of a list of layers. Raises `ModelLoadError` for one that isn't read."""
+    try:
+        return NamePattern(text)
+    except ValueError as error:
+        raise fields.wrong(
+            name, f"has the pattern {text[:_MOST_SHOWN]!r}, which {error}"
+        ) from error
+
+
+# -- A checkpoint's tensors as they are stored, and those of one layer with their checks.
+
+
+Dtypes = Collection[torch.dtype]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+#: Powers of two as scales.
+POWERS = (torch.float8_e8m0fnu,)
+#: Of such a power that isn't a number.
+NAN_EXPONENT = 255
+
+
+class Tensors(Protocol):
+    """Where they come from."""
+
+    @property
+    def where(self) -> str:
+        """Of which checkpoint they are, for messages."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Words of the files' headers."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str]:
+        """All of them."""
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Its shape, by the header."""
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """Its dtype, by the header; None: an unknown one."""
+
+    def stored(self, name: str) -> Tensor:
+        """As it is kept, whatever its dtype, backed by the mapped file.
+
+        Raises `ModelLoadError` where it is absent or of an unknown dtype.
+        """
+
+
+class Parts:
+    """The tensors that make up one packed weight, by what follows the layer's name.
+
+    Each is checked as it's taken; `ModelLoadError` names the tensor, and as `param` what follows
+    the layer's name.
+    """
+
+    def __init__(self, tensors: Tensors, module: str, joint: str = ".") -> None:
+        self.tensors, self.module, self._joint = tensors, module, joint
+
+    def __contains__(self, suffix: str) -> bool:
+        return self.name(suffix) in self.tensors
+
+    def name(self, suffix: str) -> str:
+        """A tensor's whole name."""
+        return f"{self.module}{self._joint}{suffix}"
+
+    def wrong(self, suffix: str, why: str) -> ModelLoadError:
+        """An error that names the tensor."""
+        return ModelLoadError(f"{self.tensors.where}: {self.name(suffix)!r} {why}.", param=suffix)
+
+    def shape(self, suffix: str, dims: int) -> tuple[int, ...]:
+        """A tensor's shape, which must have that many dimensions, none of them empty."""
+        if suffix not in self:
+            raise self.wrong(suffix, "isn't there, and the layer's other tensors need it")
+        shape = self.tensors.stored_shape(self.name(suffix))
+        if len(shape) != dims or 0 in shape:
+            raise self.wrong(suffix, f"has shape {shape}, not {dims} dimensions")
+        return shape
+
+    def take(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A tensor of one of these dtypes and, where it's given, this shape."""
+        if suffix not in self:
+            raise self.wrong(suffix, "isn't there, and the layer's other tensors need it")
+        found = self.tensors.stored(self.name(suffix))
+        if found.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.wrong(suffix, f"is kept as {str(found.dtype)[6:]}, not as {wanted}")
+        if shape is not None and tuple(found.shape) != shape:
+            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not {shape}")
+        return found
+
+    def number(self, suffix: str, dtypes: Dtypes) -> int:
+        """A tensor of one whole number."""
+        found = self.take(suffix, dtypes)
+        if found.numel() != 1:
+            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not one number")
+        return int(found)
+
+    def scales(self, suffix: str, *shapes: tuple[int, ...], dtypes: Dtypes = FLOATS) -> Tensor:
+        """A tensor of scales of one of these shapes, all finite."""
+        found = self.take(suffix, dtypes)
+        if tuple(found.shape) not in shapes:
+            wanted = " or ".join(str(shape) for shape in shapes)
+            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not {wanted}")
+        if not bool(torch.isfinite(found.float()).all()):
+            raise self.wrong(suffix, "has values that aren't finite")
+        return found
+
+    def scalar(self, suffix: str) -> float:
+        """A single scale: finite and not zero."""
+        value = float(self.scales(suffix, (), (1,), (1, 1)).float().flatten()[0])
+        if value == 0.0:
+            raise self.wrong(suffix, "is zero")
+        return value
+
+
+def modules_with(tensors: Tensors, suffix: str) -> list[str]:
+    """The layers that have a tensor of that name behind theirs."""
+    tail = f".{suffix}"
+    return sorted(name.removesuffix(tail) for name in tensors.names() if name.endswith(tail))
+
+
+class CheckpointFormat(ABC):
+    """How one method keeps weights. See docs/extending/quantization-format.md.
+
+    Args:
+        fields: the checkpoint's `quantization_config`. Raises `ModelLoadError` for one that the
+            format doesn't know, with the field's path as `param`.
+    """
+
+    name: str
+
+    @abstractmethod
+    def __init__(self, fields: Fields) -> None: ...
+
+    @abstractmethod
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """Names of the layers that are packed, without `.weight`."""
+
+    @abstractmethod
+    def suffixes(self) -> Iterable[str]:
+        """What may follow a packed layer's name: its tensors, those that aren't needed included."""
+
+    def tensors_of(self, module: str) -> Iterable[str]:
+        """Names of the tensors that may be a packed layer's."""
+        return (f"{module}.{suffix}" for suffix in self.suffixes())
+
+    @abstractmethod
+    def matrix(self, parts: Parts) -> Matrix:
+        """A packed layer's weight [N, K].
+
+        Raises `ModelLoadError` where its tensors don't fit each other, and for scales that aren't
+        finite. Holds nothing but views of the file.
+        """

@@ -1,0 +1,119 @@
+"""AQLM: sums of vectors out of codebooks.
+
+`codes` int8 or int16 [N / out, K / in, books], `codebooks` [books, entries, out, in], `scales`
+[N / out, 1, 1, 1]. (Egiazarian et al., "Extreme Compression of Large Language Models via Additive
+Quantization", 2024.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.quantization.formats.base import CheckpointFormat, Fields, Parts, Tensors, modules_with
+from engine.quantization.formats.matrices import TableMatrix, row_numbers, unpack_stream
+from engine.quantization.packing import Matrix, Plain, Rows
+
+# -- SqueezeLLM: `qweight` int32 [K / 8, N] of entries in `lookup_table` [N, 16].
+#
+# (Kim et al., "SqueezeLLM", 2023.)
+
+
+_SPARSE = ("rows", "cols", "vals", "full_rows", "full_row_indices")
+
+
+class SqueezeLLM(CheckpointFormat):
+    """See `CheckpointFormat`."""
+
+    name = "squeezellm"
+
+    def __init__(self, fields: Fields) -> None:
+        fields.integer("wbits", 4, (4,))
+
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return modules_with(tensors, "lookup_table")
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return "qweight", "lookup_table", *_SPARSE
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        for suffix in _SPARSE:
+            if suffix in parts:
+                raise parts.wrong(suffix, "belongs to sparse outliers: take the dense-only file")
+        words, rows = parts.shape("qweight", 2)
+        packed = parts.take("qweight", (torch.int32,))
+        table = parts.scales("lookup_table", (rows, 16))
+        return TableMatrix(
+            "squeezellm int4",
+            (rows, words * 8),
+            lambda at: unpack_stream(packed[:, row_numbers(at, rows)].T.contiguous(), 4),
+            lambda at: table[at],
+        )
+
+
+_WIDTHS = {torch.int8: 1 << 8, torch.int16: 1 << 16}
+
+
+class AQLM(CheckpointFormat):
+    """See `CheckpointFormat`."""
+
+    name = "aqlm"
+
+    def __init__(self, fields: Fields) -> None:
+        pass
+
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return modules_with(tensors, "codebooks")
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return "codes", "codebooks", "scales"
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        books, entries, high, wide = parts.shape("codebooks", 4)
+        above, beside, _ = parts.shape("codes", 3)
+        codes = parts.take("codes", tuple(_WIDTHS), (above, beside, books))
+        if entries > _WIDTHS[codes.dtype]:
+            raise parts.wrong("codes", f"of {codes.dtype} can't number {entries} entries")
+        codebooks = parts.scales("codebooks", (books, entries, high, wide))
+        scales = parts.scales("scales", (above, 1, 1, 1))
+        _check_codes(parts, codes, entries)
+        return _Sums(codes, codebooks, scales.view(above))
+
+
+def _check_codes(parts: Parts, codes: Tensor, entries: int) -> None:
+    if entries == _WIDTHS[codes.dtype]:
+        return  # they may be negative: unsigned ones, kept as if they were signed
+    if int(codes.min()) < 0 or int(codes.max()) >= entries:
+        raise parts.wrong("codes", f"names an entry that isn't among the {entries}")
+
+
+class _Sums(Plain):
+    """A `Matrix` of sums out of codebooks."""
+
+    quantized = False
+    stored_bits = 2
+    source = "aqlm"
+
+    def __init__(self, codes: Tensor, codebooks: Tensor, scales: Tensor) -> None:
+        self._high, self._wide = codebooks.shape[2:]
+        self.shape = (codes.shape[0] * self._high, codes.shape[1] * self._wide)
+        self.row_bytes = self.shape[1] * 16
+        self._codes, self._codebooks, self._scales = codes, codebooks, scales
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`: float32, not rounded."""
+        numbers = row_numbers(rows, self.shape[0])
+        above, within = numbers // self._high, numbers % self._high
+        codes = self._codes[above].long() % self._codebooks.shape[1]
+        total = torch.zeros(len(numbers), codes.shape[1], self._wide)
+        for book, entries in enumerate(self._codebooks):
+            total += entries[codes[..., book], within[:, None]].float()
+        return total.flatten(1).mul_(self._scales[above].float()[:, None])

@@ -1,0 +1,406 @@
+"""compressed-tensors, as LLM Compressor writes it: each group of layers has a scheme of its own.
+
+- integers of up to 8 bits, packed (`weight_packed` int32, `weight_shape`) or not (`weight` int8),
+  with `weight_scale` [N, groups], maybe `weight_zero_point` (packed along N) and `weight_g_idx`;
+- FP8 and MXFP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import ModelLoadError
+from engine.contract.validation import NamePattern
+from engine.quantization.formats.base import (
+    FLOAT8,
+    FLOATS,
+    NAN_EXPONENT,
+    POWERS,
+    CheckpointFormat,
+    Fields,
+    Parts,
+    Tensors,
+    modules_with,
+    pattern,
+)
+from engine.quantization.formats.fp4 import MXFP4_GROUP, e2m1_matrix, nvfp4_matrix
+from engine.quantization.formats.fp8 import EXPONENTS, float8_matrix
+from engine.quantization.formats.gptq import group_order
+from engine.quantization.formats.matrices import (
+    WORD,
+    GroupedMatrix,
+    pack_factor,
+    pick,
+    pick_stream,
+    unpack_columns,
+    unpack_stream,
+)
+from engine.quantization.packing import Matrix, Rows
+
+# -- `config_groups` of compressed-tensors: how the weights of which layers are kept.
+
+
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+#: Classes of layers that stand for all of them.
+_CLASSES = ("Linear", "Embedding", "ParallelLMHead", "FusedMoE")
+
+#: Of `config_groups`, and of patterns in them: each layer is held against each.
+_MOST_GROUPS, _MOST_PATTERNS = 1024, 64
+#: Of a target, in a message.
+_MOST_SHOWN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """How the weights of some layers are kept.
+
+    Attributes:
+        bits: of a value. floats: it's a float.
+        group: neighbours of a row that share a scale; 0: all of a row, or of the weight.
+        block: rows and columns that share a scale; None: no such blocks.
+        symmetric: there are no zero points.
+        of_class: a class of layers is named, not layers.
+        fields: where it was read.
+    """
+
+    bits: int
+    floats: bool
+    group: int
+    block: tuple[int, int] | None
+    symmetric: bool
+    of_class: bool
+    fields: Fields
+    _exact: frozenset[str]
+    _patterns: tuple[NamePattern, ...]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What two schemes that mean the same have in common."""
+        return self.bits, self.floats, self.group, self.block, self.symmetric
+
+    def names(self, module: str) -> bool:
+        """Whether a layer is named."""
+        return module in self._exact
+
+    def matches(self, module: str) -> bool:
+        """Whether a layer is matched by a pattern.
+
+        Raises `ModelLoadError` for a pattern that takes too long.
+        """
+        try:
+            return any(one.matches(module) for one in self._patterns)
+        except ValueError as error:
+            raise self.fields.wrong("targets", f"has a pattern that {error}") from error
+
+
+def weight_schemes(fields: Fields) -> list[WeightScheme]:
+    """All of them.
+
+    Raises `ModelLoadError` for what isn't known, and for layers that two of them name.
+    """
+    groups = fields.object("config_groups")
+    if groups is None:
+        raise fields.wrong("config_groups", "isn't there")
+    names = list(groups.names())
+    if len(names) > _MOST_GROUPS:
+        raise fields.wrong("config_groups", f"has {len(names)} entries, more than {_MOST_GROUPS}")
+    found = []
+    for name in names:
+        entry = groups.object(name)
+        weights = entry.object("weights") if entry is not None else None
+        if entry is not None and weights is not None:
+            found.append(_scheme(entry, weights))
+    _check_targets(fields, found)
+    return found
+
+
+def _check_targets(fields: Fields, schemes: Iterable[WeightScheme]) -> None:
+    owners: dict[str, WeightScheme] = {}
+    patterns = 0
+    for scheme in schemes:
+        for target in scheme.fields.words("targets"):
+            patterns += target.startswith("re:")
+            other = owners.setdefault(target, scheme)
+            if other.kind != scheme.kind:
+                why = f"has {target[:_MOST_SHOWN]!r}, as {other.fields.path} has"
+                raise scheme.fields.wrong("targets", why)
+    if patterns > _MOST_PATTERNS:
+        raise fields.wrong("config_groups", f"has {patterns} patterns, more than {_MOST_PATTERNS}")
+
+
+def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | None:
+    """The one that names a layer, else the one that matches it, else the one of its class.
+
+    Raises `ModelLoadError` where patterns of several schemes match it.
+    """
+    for scheme in schemes:
+        if scheme.names(module):
+            return scheme
+    matching = [scheme for scheme in schemes if scheme.matches(module)]
+    if len({scheme.kind for scheme in matching}) > 1:
+        first, second, *_ = matching
+        raise second.fields.wrong("targets", f"matches {module!r}, as {first.fields.path} does")
+    found = matching or [scheme for scheme in schemes if scheme.of_class]
+    return found[0] if found else None
+
+
+def _scheme(entry: Fields, weights: Fields) -> WeightScheme:
+    kind = weights.word("type", "int")
+    if kind not in ("int", "float"):
+        raise weights.wrong("type", f"must be int or float, not {kind!r}")
+    strategy = weights.word("strategy", "tensor")
+    if strategy not in _STRATEGIES:
+        raise weights.wrong("strategy", f"is {strategy!r}; known are {', '.join(_STRATEGIES)}")
+    grouped = strategy in ("group", "tensor_group")
+    size = weights.integer("group_size", None) if grouped else 0
+    if grouped and size < 1:
+        raise weights.wrong("group_size", f"is {size}, not a positive number")
+    targets = entry.words("targets")
+    patterns = [target.removeprefix("re:") for target in targets if target.startswith("re:")]
+    return WeightScheme(
+        bits=weights.integer("num_bits", 8, range(1, 9)),
+        floats=kind == "float",
+        group=size,
+        block=weights.pair("block_structure"),
+        symmetric=weights.boolean("symmetric", True),
+        of_class=not targets or any(target in _CLASSES for target in targets),
+        fields=entry,
+        _exact=frozenset(targets),
+        _patterns=tuple(pattern(entry, "targets", text) for text in patterns),
+    )
+
+
+def has_weights(values: object) -> bool:
+    """Whether a `quantization_config` is of more than the KV cache."""
+    groups = values.get("config_groups") if isinstance(values, dict) else None
+    if groups is not None and not isinstance(groups, dict):
+        path = "quantization_config.config_groups"
+        raise ModelLoadError(f"config.json: {path} must be an object.", param=path)
+    return bool(groups)
+
+
+# -- compressed-tensors' integers, packed into words or a byte each.
+
+
+def packed_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
+    """`weight_packed`: counted from 0, so that 2^(bits - 1) stands for nothing."""
+    bits = scheme.bits
+    rows, columns = _packed_shape(parts, bits)
+    words = parts.take("weight_packed", (torch.int32,))
+
+    def values(at: Rows) -> Tensor:
+        picked = words[at]
+        if picked.shape[1] == -(-columns * bits // WORD) and WORD % bits:
+            return unpack_stream(_padded(picked, bits), bits)[:, :columns]
+        return unpack_columns(picked, bits, columns)
+
+    group, groups, scales = _scales(parts, scheme, rows, columns)
+    zeros: Callable[[Rows], Tensor] | int = 1 << (bits - 1)
+    if not scheme.symmetric:
+        zeros = _packed_zeros(parts, bits, rows, groups)
+    elif "weight_zero_point" in parts:
+        _refuse_others(parts, _packed_zeros(parts, bits, rows, groups), 1 << (bits - 1))
+    return GroupedMatrix(
+        f"compressed-tensors int{bits} g{group}",
+        (rows, columns),
+        group,
+        bits,
+        values,
+        scales,
+        zeros,
+        _order(parts, columns, groups, group),
+    )
+
+
+def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
+    """`weight` int8."""
+    rows, columns = parts.shape("weight", 2)
+    stored = parts.take("weight", (torch.int8,))
+    group, groups, scales = _scales(parts, scheme, rows, columns)
+    name = f"compressed-tensors int8 g{group}"
+    if scheme.symmetric:
+        if "weight_zero_point" in parts:
+            points = parts.take("weight_zero_point", (torch.int8,))
+            _refuse_others(parts, _plain_zeros(parts, rows, groups, points, 0), 0)
+        return GroupedMatrix(
+            name, (rows, columns), group, 8, lambda at: stored[at], scales,
+            group_of=_order(parts, columns, groups, group),
+        )  # fmt: skip
+    points = parts.take("weight_zero_point", (torch.int8,))
+    return GroupedMatrix(
+        name, (rows, columns), group, 8,
+        lambda at: stored[at].to(torch.int32) + 128,
+        scales,
+        _plain_zeros(parts, rows, groups, points, 128),
+        _order(parts, columns, groups, group),
+    )  # fmt: skip
+
+
+def _plain_zeros(
+    parts: Parts, rows: int, groups: int, points: Tensor, middle: int
+) -> Callable[[Rows], Tensor]:
+    """Zero points int8, a byte each, counted from -`middle` on."""
+    if points.numel() not in (1, rows * groups):
+        raise parts.wrong("weight_zero_point", f"has shape {tuple(points.shape)}")
+    shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
+    return lambda at: shaped[at].to(torch.int32) + middle
+
+
+def _refuse_others(parts: Parts, zeros: Callable[[Rows], Tensor], middle: int) -> None:
+    """Of a weight that config.json says has no zero points: those that are there stand for none."""
+    if bool((zeros(slice(None)) != middle).any()):
+        raise parts.wrong("weight_zero_point", "is there, but config.json says symmetric")
+
+
+def _padded(words: Tensor, bits: int) -> Tensor:
+    """With whole runs of `bits` words."""
+    return torch.nn.functional.pad(words, (0, -words.shape[1] % bits))
+
+
+def _packed_shape(parts: Parts, bits: int) -> tuple[int, int]:
+    """What `weight_shape` says, held against the words that are there."""
+    said = parts.take("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
+    rows, words = parts.shape("weight_packed", 2)
+    columns = said[1]
+    fitting = -(-columns * bits // WORD), -(-columns // pack_factor(bits))
+    if said[0] != rows or columns < 1 or words not in fitting:
+        raise parts.wrong(
+            "weight_shape", f"says {tuple(said)}, but weight_packed is {(rows, words)} words"
+        )
+    return rows, columns
+
+
+def _scales(parts: Parts, scheme: WeightScheme, rows: int, columns: int) -> tuple[int, int, Tensor]:
+    """Group size, number of groups and scales [N, groups]."""
+    group = min(scheme.group or columns, columns)
+    groups = -(-columns // group)
+    if scheme.block is not None:
+        high, wide = scheme.block
+        found = parts.scales("weight_scale", (-(-rows // high), -(-columns // wide)))
+        return wide, found.shape[1], found.repeat_interleave(high, 0)[:rows]
+    if scheme.group:
+        return group, groups, parts.scales("weight_scale", (rows, groups))
+    found = parts.scales("weight_scale", (rows, 1), (rows,), (1,), (1, 1), ())
+    return group, 1, found.reshape(-1, 1).expand(rows, 1)
+
+
+def _packed_zeros(parts: Parts, bits: int, rows: int, groups: int) -> Callable[[Rows], Tensor]:
+    words = parts.take("weight_zero_point", (torch.int32, torch.int8))
+    if words.dtype == torch.int8:  # one for the whole weight isn't packed
+        return _plain_zeros(parts, rows, groups, words, 1 << (bits - 1))
+    dense, loose = -(-rows * bits // WORD), -(-rows // pack_factor(bits))
+    if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in (dense, loose):
+        raise parts.wrong(
+            "weight_zero_point",
+            f"has shape {tuple(words.shape)}, not {(dense, groups)}",
+        )
+    if words.shape[0] == loose:
+        return lambda at: pick(words.T, at, bits, rows).T
+    stream = _padded(words.T, bits)
+    return lambda at: pick_stream(stream, at, bits, rows).T
+
+
+def _order(parts: Parts, columns: int, groups: int, group: int) -> Tensor | None:
+    if "weight_g_idx" not in parts:
+        return None
+    found = parts.take("weight_g_idx", (torch.int32, torch.int64), (columns,))
+    if bool((found == -1).all()):  # what was begun without being sorted
+        return None
+    return group_order(parts, "weight_g_idx", columns, groups, group)
+
+
+_SPARSE = "sparse layouts aren't read: take the dense checkpoint, or llm-compressor's W4A16 of it"
+_REFUSED = {
+    "sparse-bitmask": _SPARSE,
+    "sparse-24-bitmask": _SPARSE,
+    "marlin-24": _SPARSE,
+    "mxfp6-pack-quantized": "take the FP8 or the MXFP4 checkpoint instead",
+}
+
+
+class CompressedTensors(CheckpointFormat):
+    """See `CheckpointFormat`."""
+
+    name = "compressed-tensors"
+
+    def __init__(self, fields: Fields) -> None:
+        _refuse_format(fields)
+        fields.words("ignore")
+        sparse = fields.object("sparsity_config")
+        if sparse is not None and sparse.word("format", "dense") != "dense":
+            raise sparse.wrong("format", f"is {sparse.get('format')!r}: {_SPARSE}")
+        if fields.get("transform_config"):
+            raise fields.wrong("transform_config", "rotates activations, which isn't done here")
+        self._format = fields.word("format")
+        self._schemes = weight_schemes(fields)
+        for scheme in self._schemes:
+            _refuse_format(scheme.fields)
+
+    def modules(self, tensors: Tensors) -> Iterator[str]:
+        """See `CheckpointFormat`: what is packed, whatever the ignore list says."""
+        yield from modules_with(tensors, "weight_packed")
+        for name in modules_with(tensors, "weight"):
+            if tensors.stored_dtype(f"{name}.weight") in (torch.int8, *FLOAT8):
+                yield name
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        weight = (f"weight_{part}" for part in _PARTS)
+        inputs = ("input_scale", "input_zero_point", "input_global_scale")
+        return ("weight", *weight, *inputs)
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        scheme = self._scheme_of(parts)
+        if "weight_packed" not in parts:
+            kind = parts.tensors.stored_dtype(parts.name("weight"))
+            if kind in FLOAT8:
+                return self._float8(parts, scheme)
+            return plain_matrix(parts, scheme)
+        if "weight" in parts:
+            raise parts.wrong("weight", "is there beside weight_packed")
+        if scheme.floats:
+            return _float4(parts, scheme)
+        return packed_matrix(parts, scheme)
+
+    def _float8(self, parts: Parts, scheme: WeightScheme) -> Matrix:
+        block = scheme.block or ((1, scheme.group) if scheme.group else None)
+        kind = scheme.fields.word("format") or self._format
+        dtypes = EXPONENTS if kind == "mxfp8-quantized" else (*FLOATS, *POWERS)
+        return float8_matrix(parts, "weight_scale", block, "compressed-tensors", dtypes)
+
+    def _scheme_of(self, parts: Parts) -> WeightScheme:
+        found = scheme_for(parts.module, self._schemes)
+        if found is None:
+            suffix = "weight_packed" if "weight_packed" in parts else "weight"
+            raise parts.wrong(suffix, "is quantised, but no config_groups entry is for its layer")
+        return found
+
+
+_PARTS = ("packed", "scale", "zero_point", "shape", "g_idx", "global_scale")
+
+
+def _refuse_format(fields: Fields) -> None:
+    kind = fields.word("format")
+    if kind in _REFUSED:
+        raise fields.wrong("format", f"is {kind!r}: {_REFUSED[kind]}")
+
+
+def _float4(parts: Parts, scheme: WeightScheme) -> Matrix:
+    if scheme.group != MXFP4_GROUP:
+        factor = 1.0 / parts.scalar("weight_global_scale")
+        if abs(factor) > torch.finfo(torch.float32).max:
+            raise parts.wrong("weight_global_scale", "is too small: what it divides isn't finite")
+        return nvfp4_matrix(parts, "weight_packed", factor, "compressed-tensors nvfp4")
+    rows, half = parts.shape("weight_packed", 2)
+    packed = parts.take("weight_packed", (torch.uint8,))
+    shape = (rows, 2 * half // MXFP4_GROUP)
+    stored = parts.take("weight_scale", (torch.uint8,), shape)
+    if bool((stored == NAN_EXPONENT).any()):
+        raise parts.wrong("weight_scale", "has values that aren't finite")
+    powers = stored.view(torch.float8_e8m0fnu)
+    return e2m1_matrix("compressed-tensors mxfp4", packed, powers, MXFP4_GROUP)

@@ -1,0 +1,197 @@
+"""GPTQ, as AutoGPTQ, GPTQModel and AutoRound write it.
+
+`qweight` int32 [K * bits / 32, N] and `qzeros` int32 [groups, N * bits / 32] without gaps, `scales`
+[groups, N], `g_idx` int32 [K]: the group of each input. Version 1 keeps zero points less one.
+(Frantar et al., "GPTQ", 2022.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.quantization.formats.base import (
+    FLOATS,
+    CheckpointFormat,
+    Fields,
+    Parts,
+    Tensors,
+    modules_with,
+)
+from engine.quantization.formats.matrices import (
+    WORD,
+    GroupedMatrix,
+    pick,
+    pick_stream,
+    row_numbers,
+    unpack_stream,
+)
+from engine.quantization.packing import Matrix, Rows
+
+# -- AWQ in GEMM order.
+
+
+#: By bits: place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
+#: where each output lies.
+_PLACES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
+
+
+class AWQ(CheckpointFormat):
+    """AWQ in GEMM order: `qweight` int32 [K, N * bits / 32], `qzeros` [groups, N * bits / 32],
+    `scales` [groups, N].
+
+    Eight outputs, of 8 bits four, share a word, in an order of their own. (Lin et al., "AWQ",
+    2023.)
+    """
+
+    name = "awq"
+
+    def __init__(self, fields: Fields) -> None:
+        name = "bits" if fields.get("bits") is not None else "w_bit"
+        self._bits = fields.integer(name, 4, _PLACES)
+        size = "group_size" if fields.get("group_size") is not None else "q_group_size"
+        self._group = fields.integer(size, 128)
+        if self._group < 1 and self._group != -1:
+            raise fields.wrong(size, f"is {self._group}, not -1 or a positive number")
+        version = fields.word("version", "gemm")
+        if version not in ("gemm", "exllama"):
+            raise fields.wrong(
+                "version", f"is {version!r}: take the checkpoint in GEMM order, which is read"
+            )
+
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return modules_with(tensors, "qweight")
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return "qweight", "qzeros", "scales"
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        columns, words = parts.shape("qweight", 2)
+        bits, places = self._bits, _PLACES[self._bits]
+        rows = words * WORD // bits
+        group = columns if self._group == -1 else min(self._group, columns)
+        groups = -(-columns // group)
+        qweight = parts.take("qweight", (torch.int32,))
+        qzeros = parts.take("qzeros", (torch.int32,), (groups, words))
+        scales = parts.scales("scales", (groups, rows))
+        return GroupedMatrix(
+            f"awq int{bits} g{group}",
+            (rows, columns),
+            group,
+            bits,
+            lambda at: pick(qweight, at, bits, rows, places).T,
+            scales.T,
+            lambda at: pick(qzeros, at, bits, rows, places).T,
+        )
+
+
+BITS = (2, 3, 4, 8)
+_LAYOUTS = {"": True, "gptq": True, "gptq_v2": False}
+
+
+class GPTQ(CheckpointFormat):
+    """See `CheckpointFormat`."""
+
+    name = "gptq"
+
+    def __init__(self, fields: Fields) -> None:
+        if fields.boolean("is_marlin_format", False):
+            raise fields.wrong(
+                "is_marlin_format", "is true: take the GPTQ checkpoint that it is made of"
+            )
+        #: Layers may differ where there are rules by name: what they are is seen by their shapes.
+        self._varies = bool(fields.get("dynamic") or fields.get("extra_config"))
+        self._bits = fields.integer("bits", 4, BITS)
+        self._group = fields.integer("group_size", 128)
+        if self._group < 1 and self._group != -1:
+            raise fields.wrong("group_size", f"is {self._group}, not -1 or a positive number")
+        layout = fields.word("checkpoint_format")
+        if layout not in _LAYOUTS:
+            raise fields.wrong("checkpoint_format", f"is {layout!r}; known are gptq and gptq_v2")
+        self._less_one = _LAYOUTS[layout]
+
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return modules_with(tensors, "qweight")
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return "qweight", "qzeros", "scales", "g_idx"
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        words, rows = parts.shape("qweight", 2)
+        groups, bits = parts.shape("scales", 2)[0], self._bits_of(parts, rows)
+        if words % bits and WORD % bits:
+            raise parts.wrong("qweight", f"has {words} words a column, which isn't whole")
+        columns = words * WORD // bits
+        group = self._group_of(parts, columns, groups)
+        qweight = parts.take("qweight", (torch.int32,))
+        qzeros = parts.take("qzeros", (torch.int32,), (groups, rows * bits // WORD))
+        scales = parts.scales("scales", (groups, rows), dtypes=FLOATS)
+
+        def zeros(at: Rows) -> Tensor:
+            found = pick_stream(qzeros, at, bits, rows).T
+            return (found + 1) & ((1 << bits) - 1) if self._less_one else found
+
+        return GroupedMatrix(
+            f"gptq int{bits} g{group}",
+            (rows, columns),
+            group,
+            bits,
+            lambda at: _columns(qweight, at, bits, rows),
+            scales.T,
+            zeros,
+            self._order(parts, columns, groups, group),
+        )
+
+    def _bits_of(self, parts: Parts, rows: int) -> int:
+        """Of one layer, by the width of its zero points."""
+        words = parts.shape("qzeros", 2)[1]
+        bits = words * WORD // rows
+        if bits * rows != words * WORD or bits not in BITS:
+            raise parts.wrong("qzeros", f"has {words} words a row, which is wrong for {rows} rows")
+        if not self._varies and bits != self._bits:
+            raise parts.wrong("qzeros", f"has {bits} bits a value, but bits is {self._bits}")
+        return bits
+
+    def _group_of(self, parts: Parts, columns: int, groups: int) -> int:
+        group = columns if self._group == -1 else min(self._group, columns)
+        if self._varies and columns % groups == 0:
+            group = columns // groups
+        if -(-columns // group) != groups:
+            raise parts.wrong(
+                "scales",
+                f"has {groups} groups, but {columns} inputs make up "
+                f"{-(-columns // group)} of {group}",
+            )
+        return group
+
+    def _order(self, parts: Parts, columns: int, groups: int, group: int) -> Tensor | None:
+        """The group of each input, where inputs were sorted."""
+        if "g_idx" not in parts:
+            return None
+        return group_order(parts, "g_idx", columns, groups, group)
+
+
+def group_order(parts: Parts, suffix: str, columns: int, groups: int, group: int) -> Tensor | None:
+    """int64 [K], the group of each input; None where each is in the place that it would have."""
+    found = parts.take(suffix, (torch.int32, torch.int64), (columns,)).long()
+    if bool((found == torch.arange(columns) // group).all()):
+        return None
+    if int(found.min()) < 0 or int(found.max()) >= groups:
+        raise parts.wrong(suffix, f"names a group that isn't among the {groups}")
+    return found
+
+
+def _columns(qweight: Tensor, rows: Rows, bits: int, count: int) -> Tensor:
+    """uint8 [n, K]: those outputs of words [K * bits / 32, N]."""
+    words = (
+        qweight[:, row_numbers(rows, count)] if not isinstance(rows, slice) else qweight[:, rows]
+    )
+    return unpack_stream(words.T.contiguous(), bits)

@@ -1,0 +1,98 @@
+"""HQQ: `W_q` with `scale` and `zero`, floats both, for groups of one axis of the weight.
+
+The weight is laid out as [groups, group] (axis 1) or [group, groups] (axis 0), and as many parts of
+its rows as fit share a byte: the first in the highest bits. Of 3 bits ten parts share an int32.
+(Badri and Shaji, "Half-Quadratic Quantization", 2023.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.quantization.formats.base import CheckpointFormat, Fields, Parts, Tensors, modules_with
+from engine.quantization.formats.matrices import GroupedMatrix, row_numbers
+from engine.quantization.packing import Matrix, Rows
+
+_AXIS = "must be 1: take a checkpoint that was quantised with axis=1"
+_PARTS = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
+_META = (
+    "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float",
+    "compute_dtype", "quant_scale", "quant_zero", "offload_meta", "encoded_state_dict",
+    "stores_quant_config", "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+
+
+class HQQ(CheckpointFormat):
+    """See `CheckpointFormat`. Only axis 1, the one that kernels elsewhere have."""
+
+    name = "hqq"
+
+    def __init__(self, fields: Fields) -> None:
+        config = fields.object("quant_config") or fields
+        weights = config.object("weight_quant_params") or config
+        self._bits = weights.integer("nbits", 4, _PARTS)
+        self._group = weights.integer("group_size", 64)
+        if weights.integer("axis", 1) != 1:
+            raise weights.wrong("axis", _AXIS)
+        for name in ("quant_scale", "quant_zero"):
+            if weights.boolean(name, False):
+                raise weights.wrong(name, "is on: quantised scales and zero points aren't read")
+
+    def modules(self, tensors: Tensors) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return modules_with(tensors, "W_q")
+
+    def suffixes(self) -> Iterable[str]:
+        """See `CheckpointFormat`."""
+        return "W_q", "scale", "zero", *_META
+
+    def matrix(self, parts: Parts) -> Matrix:
+        """See `CheckpointFormat`."""
+        bits, group = (
+            self._number(parts, "nbits", self._bits),
+            self._number(parts, "group_size", self._group),
+        )
+        if bits not in _PARTS or group < 1:
+            raise parts.wrong("nbits", f"is {bits} with groups of {group}")
+        if self._number(parts, "axis", 1) != 1:
+            raise parts.wrong("axis", _AXIS)
+        kept = torch.int32 if bits == 3 else torch.uint8
+        packed = parts.take("W_q", (kept,))
+        rows, columns = self._shape(parts)
+        total = rows * columns // group
+        below = -(-total // _PARTS[bits])
+        if rows * columns % group or columns % group or packed.numel() != below * group:
+            raise parts.wrong("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
+        flat, each = packed.reshape(below, group), columns // group
+        # [1, groups] would be of axis 0.
+        scales = parts.scales("scale", (total, 1), (total,))
+        zeros = parts.scales("zero", (total, 1), (total,)).reshape(rows, each)
+
+        def values(at: Rows) -> Tensor:
+            numbers = row_numbers(at, rows)[:, None] * each + torch.arange(each)
+            shift = (_PARTS[bits] - 1 - numbers // below) * bits
+            found = flat[numbers % below].to(torch.int32) >> shift[..., None].to(torch.int32)
+            return (found & ((1 << bits) - 1)).flatten(1)
+
+        return GroupedMatrix(
+            f"hqq int{bits} g{group}", (rows, columns), group, bits, values,
+            scales.reshape(rows, each), lambda at: zeros[at], whole_zeros=False,
+        )  # fmt: skip
+
+    def _number(self, parts: Parts, suffix: str, default: int) -> int:
+        """What stands beside the weight, else what the config says."""
+        if suffix not in parts:
+            return default
+        return parts.number(suffix, _WHOLE)
+
+    def _shape(self, parts: Parts) -> tuple[int, int]:
+        found = parts.take("shape", _WHOLE, (2,)).tolist()
+        if min(found) < 1:
+            raise parts.wrong("shape", f"is {found}")
+        return found[0], found[1]
+
+
+_WHOLE = (torch.int64, torch.int32, torch.uint8, torch.int16)

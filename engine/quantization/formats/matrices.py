@@ -1,0 +1,409 @@
+"""Weights that are integers with a scale, and maybe a zero point, for each group of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.quantization.packing import IntegerFormat, Own, Plain, Rows
+from kernels.interface import Integers
+from kernels.linear_factory import MOST, Codes, Coding
+
+# -- Integers of a few bits, out of the words that checkpoints keep them in.
+
+
+WORD = 32
+
+
+def row_numbers(rows: Rows, count: int) -> Tensor:
+    """int64: a slice's numbers, or the numbers themselves."""
+    if isinstance(rows, slice):
+        return torch.arange(*rows.indices(count))
+    return rows
+
+
+def pack_factor(bits: int) -> int:
+    """Whole integers of that many bits in a word."""
+    return WORD // bits
+
+
+def unpack_columns(words: Tensor, bits: int, count: int) -> Tensor:
+    """int32 [n, count], unsigned, from int32 words [n, ceil(count / factor)].
+
+    A word holds as many whole integers as fit, the lowest bits first.
+    """
+    factor = pack_factor(bits)
+    shifts = torch.arange(factor, dtype=torch.int32) * bits
+    values = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return values.flatten(-2)[..., :count]
+
+
+def unpack_stream(words: Tensor, bits: int) -> Tensor:
+    """uint8 [n, 32 * words / bits] from int32 [n, words]: without gaps, the lowest bits first.
+
+    Of 3 bits, some integers begin in one word and end in the next.
+    """
+    if WORD % bits == 0:
+        return unpack_columns(words, bits, words.shape[-1] * WORD // bits).to(torch.uint8)
+    runs = words.unflatten(-1, (-1, bits)).long() & 0xFFFFFFFF
+    following = torch.cat((runs[..., 1:], torch.zeros_like(runs[..., :1])), -1)
+    starts = torch.arange(WORD) * bits
+    word, shift = starts // WORD, starts % WORD
+    both = runs[..., word] | (following[..., word] << WORD)
+    return ((both >> shift) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def pick(words: Tensor, rows: Rows, bits: int, count: int, places: tuple[int, ...] = ()) -> Tensor:
+    """int32 [n, rows]: those of `count` integers that lie along the words' last dimension.
+
+    `places`: in which place of its word each of a word's integers is; default: in order.
+    """
+    numbers = row_numbers(rows, count)
+    factor = pack_factor(bits)
+    place = torch.tensor(places or tuple(range(factor)), dtype=torch.int32)
+    shifts = place[numbers % factor] * bits
+    return (words[:, numbers // factor] >> shifts) & ((1 << bits) - 1)
+
+
+def pick_stream(words: Tensor, rows: Rows, bits: int, count: int) -> Tensor:
+    """`pick` of integers without gaps, as `unpack_stream` reads them."""
+    if WORD % bits == 0:
+        return pick(words, rows, bits, count)
+    return unpack_stream(words, bits)[:, row_numbers(rows, count)].to(torch.int32)
+
+
+def nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
+    """uint8 [n, 2 k] from bytes [n, k]."""
+    low, high = packed & 15, packed >> 4
+    pair = (high, low) if high_first else (low, high)
+    return torch.stack(pair, -1).flatten(-2)
+
+
+# -- Weights in floats of 8 bits with scales: for all of a weight, a row, or a block of both.
+
+
+class ScaledMatrix(Plain):
+    """weight[r, k] = value[r, k] * scale[r // block rows, k // block columns].
+
+    Args:
+        source: of which format it is, for the load report.
+        values: float8 or int8 [N, K].
+        scales: [ceil(N / block rows), ceil(K / block columns)], finite.
+        block: (rows, columns) that share a scale.
+    """
+
+    quantized = False
+    stored_bits = 8
+
+    def __init__(self, source: str, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
+        self.source, self.shape = source, (values.shape[0], values.shape[1])
+        self.row_bytes = values.shape[1] * 12
+        self._values, self._scales, self._block = values, scales, block
+        group = code_group(block[1], values.shape[1])
+        if values.dtype == torch.float8_e4m3fn and group is not None:
+            self.own = Coding("e4m3", group)
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`: float32, not rounded."""
+        scales = self._scales_of(rows)
+        if scales.shape[1] > 1:
+            scales = scales.repeat_interleave(self._block[1], 1)[:, : self.shape[1]]
+        return _taken(self._values, rows).to(torch.float32).mul_(scales)
+
+    def _scales_of(self, rows: Rows) -> Tensor:
+        return self._scales.float()[row_numbers(rows, self.shape[0]) // self._block[0]]
+
+    def as_own(self, rows: Rows) -> Codes:
+        """See `Matrix`."""
+        if not isinstance(self.own, Coding):
+            raise ValueError(f"{self.source} has no form of the kernels")
+        codes = _taken(self._values, rows).view(torch.uint8)
+        return Codes(
+            codes, by_group(self._scales_of(rows), self._block[1], self.own, self.shape[1])
+        )
+
+
+def code_group(block: int, width: int) -> int | None:
+    """The group size in which kernels keep codes whose scales are for `block` neighbours.
+
+    A row's or a weight's only scale is kept as often as it takes. None: there is none.
+    """
+    if block >= width:
+        return min(MOST, -(-width // 16) * 16)
+    return next((size for size in range(MOST, 0, -16) if block % size == 0), None)
+
+
+def by_group(scales: Tensor, block: int, coding: Coding, width: int) -> Tensor:
+    """Scales of blocks of columns [n, blocks] as those of the kernels' groups."""
+    groups = -(-width // coding.group_size)
+    if scales.shape[1] == 1:
+        return scales.expand(len(scales), groups)
+    return scales.repeat_interleave(block // coding.group_size, 1)[:, :groups]
+
+
+def _taken(values: Tensor, rows: Rows) -> Tensor:
+    """Those rows; of 8-bit floats torch takes slices alone."""
+    if isinstance(rows, slice):
+        return values[rows]
+    return values.view(torch.uint8)[rows].view(values.dtype)
+
+
+# -- Weights that are numbers of entries in a table.
+
+
+class TableMatrix(Plain):
+    """weight[r, k] = table[r, number[r, k]] * factor[r, k].
+
+    Args:
+        source: of which format it is, for the load report.
+        shape: (N, K).
+        numbers: of some rows, [n, K].
+        tables: of some rows, [n or 1, entries].
+        factors: of some rows, [n, K]; None: 1.
+        group: so many neighbours of a row have the same factor, where kernels have such groups.
+            Then there's one table for all rows.
+    """
+
+    quantized = False
+    stored_bits = 4
+
+    def __init__(
+        self,
+        source: str,
+        shape: tuple[int, int],
+        numbers: Callable[[Rows], Tensor],
+        tables: Callable[[Rows], Tensor],
+        factors: Callable[[Rows], Tensor] | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.source, self.shape, self.row_bytes = source, shape, shape[1] * 20
+        self._numbers, self._tables, self._factors = numbers, tables, factors
+        if group is not None:
+            table = tuple(tables(slice(0, 1))[0].float().tolist())
+            self.own = Coding("table", group, table)
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`: float32, not rounded."""
+        numbers, tables = self._numbers(rows).long(), self._tables(rows).float()
+        if len(tables) == 1:
+            found = tables[0][numbers]
+        else:
+            found = tables.gather(1, numbers)
+        return found if self._factors is None else found.mul_(self._factors(rows))
+
+    def as_own(self, rows: Rows) -> Codes:
+        """See `Matrix`."""
+        if not isinstance(self.own, Coding) or self._factors is None:
+            raise ValueError(f"{self.source} has no form of the kernels")
+        factors = self._factors(rows)[:, :: self.own.group_size]
+        return Codes(self._numbers(rows).to(torch.uint8), factors)
+
+
+#: Of a scale that is kept in float16: less than half of what a weight loses in bfloat16.
+_MOST_SCALE_ERROR = 2.0**-10
+#: Of unsigned bytes: what the kernels' signed ones count from.
+_MIDDLE = 128
+#: What reading a value takes for a while: integers, floats, copies of both.
+_READ_BYTES = 16
+
+
+class GroupedMatrix(Plain):
+    """weight[r, k] = scale[r, g] * (value[r, k] - zero[r, g]), where g is the group of column k.
+
+    Args:
+        source: of which format it is, for the load report.
+        shape: (N, K).
+        group: neighbours of a row that share a scale; the last group may be shorter.
+        bits: of an integer.
+        values: integers [n, K] of some rows: from 0 where there are zero points, else signed.
+        scales: [N, groups], finite.
+        zeros: zero points [n, groups] of some rows; a number: it is that everywhere.
+        group_of: int64 [K], the group of each column, where it isn't its place; None: it is.
+        whole_zeros: zero points are whole numbers, from 0 to 255.
+        factor: what all scales are multiplied with.
+        stored_bits: of a value in the checkpoint, where it isn't `bits`.
+        codes: codes [n, K] of some rows, where values are twice the floats of e2m1.
+    """
+
+    quantized = False
+
+    def __init__(
+        self,
+        source: str,
+        shape: tuple[int, int],
+        group: int,
+        bits: int,
+        values: Callable[[Rows], Tensor],
+        scales: Tensor,
+        zeros: Callable[[Rows], Tensor] | int = 0,
+        group_of: Tensor | None = None,
+        whole_zeros: bool = True,
+        factor: float = 1.0,
+        stored_bits: int | None = None,
+        codes: Callable[[Rows], Tensor] | None = None,
+    ) -> None:
+        self.source, self.shape, self.row_bytes = source, shape, shape[1] * _READ_BYTES
+        self._group, self._bits, self.stored_bits = group, bits, stored_bits or bits
+        self._values, self._scales, self._factor = values, scales, factor
+        self._zeros = zeros if isinstance(zeros, int) else _constant(zeros)
+        self._group_of = group_of
+        self._whole_zeros, self._codes = whole_zeros, codes
+        form = self._format()
+        usual = group_of is None and form is not None and not _has_byte_zeros(form)
+        self.integers = form if usual else None
+        self.own = self._own(form)
+
+    # -- floats -------------------------------------------------------------------------------
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`: float32, not rounded."""
+        values, scales = self._values(rows).float(), self._scales_of(rows)
+        if self._zeros == 0:
+            return values * self._by_column(scales)
+        return (values - self._by_column(self._zeros_of(rows).float())) * self._by_column(scales)
+
+    def _by_column(self, groups: Tensor) -> Tensor:
+        if groups.shape[1] == 1:
+            return groups
+        if self._group_of is not None:
+            return groups[:, self._group_of]
+        return groups.repeat_interleave(self._group, 1)[:, : self.shape[1]]
+
+    def _scales_of(self, rows: Rows) -> Tensor:
+        return _matrices_taken(self._scales, rows).float() * self._factor
+
+    def _zeros_of(self, rows: Rows) -> Tensor:
+        if isinstance(self._zeros, int):
+            return torch.tensor([[self._zeros]])
+        return self._zeros(rows)
+
+    # -- integers -----------------------------------------------------------------------------
+
+    def _format(self) -> IntegerFormat | None:
+        """The kernels' format that holds it; None: there's none."""
+        group = kernel_group(self._group, self.shape[1])
+        if group is None or not self._fit_half():
+            return None
+        shared = isinstance(self._zeros, int)
+        if self._bits <= 4:
+            plain = shared and self._shifted(8) is not None
+            whole = self._whole_zeros
+            return IntegerFormat(4, group, not plain and not whole, not plain and whole)
+        around = self._bits == 8 and self._zeros not in (0, _MIDDLE)
+        if not around and not self._whole_zeros:
+            return None
+        return IntegerFormat(8, group, with_zeros=around)
+
+    def _own(self, form: IntegerFormat | None) -> Own | None:
+        """e2m1, bytes with zero points, or integers whose columns are sorted so that groups are
+        whole; None: nothing of it.
+        """
+        if form is None:
+            return None
+        if self._codes is not None:
+            return Coding("e2m1", form.group_size)
+        if self._group_of is None:
+            return form if _has_byte_zeros(form) else None
+        order = sorted_columns(self._group_of, self._group)
+        return None if order is None else replace(form, order=order.numpy().tobytes())
+
+    def _shifted(self, zero: int) -> int | None:
+        """What to add to values so that `zero` stands for nothing; None: they'd leave four bits."""
+        if not isinstance(self._zeros, int):
+            return None
+        if self._zeros == 0:  # signed
+            return zero if self._bits <= 4 else None
+        added = zero - self._zeros
+        return added if added >= 0 and (1 << self._bits) - 1 + added <= 15 else None
+
+    def _fit_half(self) -> bool:
+        """Whether float16 holds the scales nearly as they are."""
+        if self._scales.dtype == torch.float16 and self._factor == 1.0:
+            return True
+        exact = self._scales_of(slice(None))
+        lost = (exact.half().float() - exact).abs()
+        return bool((lost <= exact.abs() * _MOST_SCALE_ERROR).all())
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """See `Matrix`."""
+        if self.integers is None:
+            raise ValueError(f"{self.source} has no format of the kernels")
+        return self._as(self.integers, self._values(rows), rows)
+
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """See `Matrix`."""
+        if isinstance(self.own, Coding) and self._codes is not None:
+            scales = self._scales_of(rows) * 2
+            times = self.shape[1] // self.own.group_size // scales.shape[1]
+            return Codes(self._codes(rows), scales.repeat_interleave(times, 1))
+        if not isinstance(self.own, IntegerFormat):
+            raise ValueError(f"{self.source} has no form of its own in the kernels")
+        values = self._values(rows)
+        if self._group_of is not None:
+            values = values[:, torch.argsort(self._group_of, stable=True)]
+        return self._as(self.own, values, rows)
+
+    def _as(self, kind: IntegerFormat, values: Tensor, rows: Rows) -> Integers:
+        scales = self._scales_of(rows)
+        minima = zeros = None
+        if kind.with_zeros:
+            zeros = self._zeros_of(rows).expand_as(scales)
+            if kind.bits == 8:  # the kernels' are signed
+                values, zeros = values.to(torch.int16) - _MIDDLE, zeros - _MIDDLE
+        elif kind.with_minima:
+            minima = scales * self._zeros_of(rows).float()
+        elif kind.bits == 4:
+            values = values + (self._shifted(8) or 0)
+        elif self._zeros != 0:
+            values = values - self._by_column(self._zeros_of(rows)).to(values.dtype)
+        made = Integers(values.to(torch.int8), scales, minima, zeros)
+        return _repeated(made, -(-self.shape[1] // kind.group_size) // scales.shape[1])
+
+
+def _has_byte_zeros(form: IntegerFormat) -> bool:
+    """Whether only some sets of kernels have it."""
+    return form.bits == 8 and form.with_zeros
+
+
+def _repeated(integers: Integers, times: int) -> Integers:
+    """With each group as so many of a part of its size."""
+    if times == 1:
+        return integers
+    scales, minima, zeros = (
+        None if part is None else part.repeat_interleave(times, 1)
+        for part in (integers.scales, integers.minima, integers.zeros)
+    )
+    return Integers(integers.values, integers.scales if scales is None else scales, minima, zeros)
+
+
+def kernel_group(group: int, width: int) -> int | None:
+    """The group size in which the kernels keep such groups, maybe a part of one; None: in none."""
+    group = min(group, width)
+    if width % group:
+        return None
+    return next((part for part in range(MOST, 0, -16) if group % part == 0), None)
+
+
+def sorted_columns(group_of: Tensor, group: int) -> Tensor | None:
+    """int64 [K]: columns by group, each in its order; None unless all groups are whole."""
+    if bool((torch.bincount(group_of) != group).any()):
+        return None
+    return torch.argsort(group_of, stable=True)
+
+
+def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int:
+    """The number that all zero points are, if they are one, and it isn't 0."""
+    found = zeros(slice(None))
+    first = found.flatten()[0]
+    whole = float(first) == int(first) and int(first) != 0
+    return int(first) if whole and bool((found == first).all()) else zeros
+
+
+def _matrices_taken(scales: Tensor, rows: Rows) -> Tensor:
+    """Those rows; of 8-bit floats torch takes slices alone."""
+    if isinstance(rows, slice) or scales.element_size() > 1:
+        return scales[rows]
+    return scales.view(torch.uint8)[rows].view(scales.dtype)

@@ -1,0 +1,129 @@
+"""Which format reads a checkpoint, by its `quant_method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.quantization.formats.base import CheckpointFormat, Fields
+from engine.quantization.formats.bitsandbytes import BitsAndBytes
+from engine.quantization.formats.codebook import AQLM, SqueezeLLM
+from engine.quantization.formats.compressed_tensors import CompressedTensors, has_weights
+from engine.quantization.formats.fp4 import MXFP4, ModelOpt
+from engine.quantization.formats.fp8 import FP8
+from engine.quantization.formats.gptq import AWQ, GPTQ
+from engine.quantization.formats.hqq import HQQ
+from engine.quantization.formats.torchao import TorchAO
+
+_PATH = "quantization_config"
+FORMATS: dict[str, type[CheckpointFormat]] = {
+    form.name: form
+    for form in (
+        AQLM, AWQ, BitsAndBytes, CompressedTensors, FP8, GPTQ, HQQ, ModelOpt, MXFP4, SqueezeLLM,
+        TorchAO,
+    )
+}  # fmt: skip
+#: Of what a message repeats of a field.
+_MOST_SHOWN = 80
+#: Other names of the same layouts.
+_ALIASES = {
+    "fbgemm_fp8": "fp8",
+    "modelopt_fp4": "modelopt",
+    "nvfp4": "modelopt",
+    "gptqmodel": "gptq",
+    "sparseml": "compressed-tensors",
+}
+_PLAIN = (
+    "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
+    "round them with --quantization int8 or int4"
+)
+#: What isn't read, and what to take instead.
+_REFUSED = {
+    "marlin": "take the GPTQ checkpoint that it is made of",
+    "gptq_marlin": "take the GPTQ checkpoint (quant_method gptq) that it is made of",
+    "gptq_marlin_24": "take the GPTQ checkpoint that it is made of",
+    "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
+    "bitblas": "take the GPTQ checkpoint that it is made of",
+    "qqq": "take the GPTQ or the compressed-tensors W4A16 checkpoint of the model",
+    "deepspeedfp": _PLAIN,
+    "tpu_int8": _PLAIN,
+    "experts_int8": _PLAIN,
+    "neuron_quant": _PLAIN,
+    "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
+    "bitnet": "take the GGUF file of the model",
+    "gguf": "name the .gguf file as the model",
+    "eetq": "take the plain checkpoint with --quantization int8",
+    "quanto": "take the plain checkpoint with --quantization int8 or int4",
+    "higgs": "take the GPTQ or AWQ checkpoint of the model",
+    "vptq": "take the GPTQ or AWQ checkpoint of the model",
+    "spqr": "take the GPTQ or AWQ checkpoint of the model",
+}
+
+
+def register_format(form: type[CheckpointFormat]) -> None:
+    """Read checkpoints whose `quant_method` is the format's name; see
+    docs/extending/quantization-format.md.
+    """
+    FORMATS[form.name] = form
+
+
+def told_of(config: Mapping[str, Any]) -> Any:
+    """What a config.json says of quantisation, in any of its places: of the text model it's all.
+
+    Older compressed-tensors have it as `compression_config`, also within that.
+    """
+    for place in (config, config.get("text_config")):
+        told = _told_in(place) if isinstance(place, Mapping) else None
+        if told:
+            return told
+    return None
+
+
+def _told_in(place: Mapping[str, Any]) -> Any:
+    told = place.get(_PATH) or place.get("compression_config")
+    inner = told.get(_PATH) if isinstance(told, Mapping) else None
+    if not isinstance(told, Mapping) or not isinstance(inner, Mapping):
+        return told
+    return {"quant_method": CompressedTensors.name, **told, **inner}
+
+
+def find_format(quantization_config: Any) -> CheckpointFormat | None:
+    """The format of a config.json's `quantization_config`; None: weights are as they are.
+
+    Raises `ModelLoadError` for one that isn't read, with what to take instead.
+    """
+    if not quantization_config:
+        return None
+    fields = Fields(quantization_config, _PATH)
+    method = method_of(quantization_config)
+    if method in ("compressed-tensors", "modelopt") and _keeps_kv_alone(quantization_config):
+        return None
+    form = FORMATS.get(method)
+    if form is not None:
+        return form(fields)
+    if method in _REFUSED:
+        raise fields.wrong("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
+    known = ", ".join(sorted(FORMATS))
+    told = quantization_config.get("quant_method")
+    shown = "missing" if told is None else repr(told)[:_MOST_SHOWN]
+    raise fields.wrong("quant_method", f"is {shown}; read are {known}")
+
+
+def method_of(quantization_config: Mapping[str, Any]) -> str:
+    """The method's name among `FORMATS`, where it has one there; "": it isn't told."""
+    told = quantization_config.get("quant_method")
+    if not isinstance(told, str):
+        return ""
+    method = told.lower().replace("_", "-") if told.startswith("compressed") else told.lower()
+    if method in ("auto-round", "auto_round", "intel/auto-round"):
+        packing = str(quantization_config.get("packing_format") or "")
+        return "awq" if "awq" in packing else "gptq"
+    return _ALIASES.get(method, method)
+
+
+def _keeps_kv_alone(config: Mapping[str, Any]) -> bool:
+    """Whether no weight is quantised: its scales of the KV cache are tensors like any other."""
+    if method_of(config) == "compressed-tensors":
+        return not has_weights(config)
+    inner = config.get("quantization") or config
+    return isinstance(inner, Mapping) and "quant_algo" in inner and inner["quant_algo"] is None

@@ -1,0 +1,360 @@
+"""From matrices of a checkpoint to one packed linear layer, a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from kernels import LinearLayer
+from kernels.interface import PIECE_ROWS, Integers, KernelSet
+from kernels.linear_factory import Codes, Coding
+
+# -- Weights as they lie in a checkpoint, read some rows at a time.
+
+
+Rows = slice | Tensor
+"""Which rows: a slice, or their numbers int64 [n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerFormat:
+    """A format of `KernelSet.StreamedIntegerLinear`; `order`: of the inputs, int64 in bytes."""
+
+    bits: int
+    group_size: int
+    with_minima: bool = False
+    with_zeros: bool = False
+    order: bytes = b""
+
+
+Own = IntegerFormat | Coding
+"""A form that only some sets of kernels keep: sorted inputs, bytes with zero points, codes."""
+
+
+def keeps(ops: KernelSet, own: Own) -> bool:
+    """Whether these kernels keep weights of such a form."""
+    if isinstance(own, Coding):
+        return ops.keeps_codes(own)
+    bytes_with_zeros = own.bits == 8 and own.with_zeros
+    return (ops.sorts_inputs or not own.order) and (ops.byte_zeros or not bytes_with_zeros)
+
+
+class Matrix(Protocol):
+    """A weight [N, K] of a checkpoint.
+
+    Attributes:
+        shape: (N, K).
+        row_bytes: what a row takes while it's read.
+        source: of which format it is, for the load report.
+        stored_bits: of a value in the checkpoint, without scales.
+        quantized: it is kept in few bits, and 8 hold it where no kernel has its own format.
+        integers: the kernels' format that takes it as it is; None: none does.
+        own: its own form, that some kernels keep; goes before `integers` there. None: it has none.
+    """
+
+    shape: tuple[int, int]
+    row_bytes: int
+    source: str
+    stored_bits: int
+    quantized: bool
+    integers: IntegerFormat | None
+    own: Own | None
+
+    def floats(self, rows: Rows) -> Tensor:
+        """Those rows, [n, K] in a float dtype; maybe backed by the mapped file."""
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """Those rows as `integers` says. Raises ValueError where it is None."""
+
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """Those rows as `own` says. Raises ValueError where it is None."""
+
+
+def stays_small(ops: KernelSet, matrix: Matrix) -> bool:
+    """Whether these kernels keep it in few bits as it is, and meet x in its own order."""
+    own = matrix.own if matrix.own is not None and keeps(ops, matrix.own) else None
+    kind = own or matrix.integers
+    return kind is not None and not (isinstance(kind, IntegerFormat) and kind.order)
+
+
+class Plain:
+    """Of a `Matrix` that no kernel takes as it is."""
+
+    integers: IntegerFormat | None = None
+    own: Own | None = None
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """See `Matrix`."""
+        raise ValueError(f"{type(self).__name__} has no integers of the kernels")
+
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """See `Matrix`."""
+        raise ValueError(f"{type(self).__name__} has no form of the kernels")
+
+
+class DenseMatrix(Plain):
+    """A tensor."""
+
+    quantized: bool = False
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.source = str(tensor.dtype).removeprefix("torch.")
+        self.stored_bits = 8 * tensor.element_size()
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self.row_bytes = tensor.shape[1] * tensor.element_size()
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `Matrix`."""
+        return self.tensor[rows]
+
+
+# -- What `quantization` means for each part of a model.
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights are kept (None: in the model's dtype) and multiplied.
+
+    Attributes:
+        layers: linear layers of attention, MLPs and experts.
+        tables: the embedding and the output layer.
+        round_inputs: bf16 weights may meet activations rounded to bf16.
+    """
+
+    layers: str | None = None
+    tables: str | None = None
+    round_inputs: bool = False
+
+
+# In four bits the tables move a model's perplexity more than all of its layers together, in eight
+# by next to nothing (docs/quantization.md). Routers of experts and norms stay as they are.
+_SCHEMES = {
+    None: Scheme(),
+    "int8": Scheme(layers="int8", tables="int8"),
+    "int4": Scheme(layers="int4", tables="int8"),
+    "fp8": Scheme(layers="fp8"),
+}
+
+
+def scheme_of(quantization: str | None, round_inputs: bool = False) -> Scheme:
+    """The scheme of `EngineConfig.quantization`."""
+    return replace(_SCHEMES[quantization], round_inputs=round_inputs)
+
+
+# -- Memory that a load works in.
+
+
+class Scratch:
+    """One buffer, used again for each piece of each layer.
+
+    Taken anew for every piece, some megabytes come from the heap between small things that stay,
+    and leave holes that nothing fits into: a load of 32-bit weights ended a quarter larger.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def joined(self, pieces: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+        """`pieces` [n, K] over each other, until the next call.
+
+        In `dtype`, by default one that holds all of them, but for 64 bits, which no kernel takes.
+
+        What is one piece of that dtype already, or isn't in the CPU's memory, isn't copied here.
+        """
+        only = len(pieces) == 1
+        dtype = dtype or reduce(torch.promote_types, (piece.dtype for piece in pieces))
+        dtype = torch.float32 if dtype == torch.float64 else dtype
+        if any(piece.device != self._bytes.device for piece in pieces):
+            return pieces[0] if only else torch.cat(list(pieces))
+        if only and pieces[0].dtype == dtype:
+            return pieces[0]
+        rows = sum(len(piece) for piece in pieces)
+        joined = self._room((rows, pieces[0].shape[1]), dtype)
+        above = 0
+        for piece in pieces:
+            joined[above : above + len(piece)].copy_(piece)
+            above += len(piece)
+        return joined
+
+    def _room(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if len(self._bytes) < size:
+            self._bytes = torch.empty(size, dtype=torch.uint8)
+        return self._bytes[:size].view(dtype).view(shape)
+
+
+#: Floats that are read at once: what a load needs beside the packed weights.
+_PIECE_BYTES = 4 << 20
+#: For matrices of several formats in one layer: 8 bits hold what any format of fewer says.
+_MIXED_GROUP = 32
+
+
+class Stack:
+    """Matrices with as many columns, over each other, as the weight of one linear layer.
+
+    Args:
+        matrices: from top to bottom.
+        order: int64 [N], the weight's rows as numbers of the stack's; None: as they come. Only for
+            a single matrix.
+        release: called after each piece that has been packed.
+        scratch: to join and convert pieces in; default: one of its own.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[Matrix],
+        order: Tensor | None = None,
+        release: Callable[[], None] = lambda: None,
+        scratch: Scratch | None = None,
+    ) -> None:
+        self._matrices, self._order, self._release = list(matrices), order, release
+        self._scratch = scratch or Scratch()
+        self.shape = (sum(m.shape[0] for m in matrices), matrices[0].shape[1])
+
+    def pack(
+        self,
+        ops: KernelSet,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        quantization: str | None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """The layer.
+
+        It is quantised where `quantization` ("int8", "int4") says so; else what the checkpoint has
+        in few bits stays so, without being rounded again where the kernels have its format; and
+        floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
+        """
+        own = self._own(ops, quantization)
+        if isinstance(own, Coding):
+            return self._pack_codes(ops, bias, own)
+        only = own or self._integers(quantization)
+        if only is not None:
+            return self._pack_integers(ops, bias, only)
+        if quantization is None and any(matrix.quantized for matrix in self._matrices):
+            return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
+        return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
+
+    def _own(self, ops: KernelSet, quantization: str | None) -> Own | None:
+        """The form of their own that all matrices have and these kernels keep."""
+        forms = {matrix.own for matrix in self._matrices}
+        own = forms.pop() if quantization is None and len(forms) == 1 else None
+        return own if own is not None and keeps(ops, own) else None
+
+    def _integers(self, quantization: str | None) -> IntegerFormat | None:
+        """The kernels' format in which all matrices stay as they are; None: there is none."""
+        formats = {matrix.integers for matrix in self._matrices}
+        return formats.pop() if quantization is None and len(formats) == 1 else None
+
+    def keeps(self, ops: KernelSet, dtype: torch.dtype, quantization: str | None) -> bool:
+        """Whether the kernels multiply by the checkpoint's own numbers."""
+        kind = self._own(ops, quantization) or self._integers(quantization)
+        if kind is not None:
+            return all(matrix.stored_bits == kind.bits for matrix in self._matrices)
+        plain = str(dtype).removeprefix("torch.")
+        return quantization is None and all(each.source == plain for each in self._matrices)
+
+    def _pack_floats(
+        self,
+        ops: KernelSet,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        quantization: str | None,
+        group_size: int | None,
+        round_inputs: bool,
+    ) -> LinearLayer:
+        return ops.StreamedLinear(
+            self.shape,
+            self._float_pieces(None if quantization else dtype),
+            bias,
+            dtype=dtype,
+            quantization=quantization,
+            group_size=group_size,
+            round_inputs=round_inputs,
+        )
+
+    def _pack_integers(
+        self, ops: KernelSet, bias: Tensor | None, kind: IntegerFormat
+    ) -> LinearLayer:
+        return ops.StreamedIntegerLinear(
+            self.shape,
+            self._integer_pieces(kind),
+            bias,
+            bits=kind.bits,
+            group_size=kind.group_size,
+            with_minima=kind.with_minima,
+            with_zeros=kind.with_zeros,
+            order=_order_of(kind),
+        )
+
+    def _pack_codes(self, ops: KernelSet, bias: Tensor | None, coding: Coding) -> LinearLayer:
+        return ops.StreamedCodedLinear(self.shape, self._code_pieces(), bias, coding=coding)
+
+    def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
+        """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
+        for parts in self._pieces():
+            pieces = [matrix.floats(rows) for matrix, rows in parts]
+            yield self._scratch.joined(pieces, dtype)
+            del pieces
+            self._release()
+
+    def _code_pieces(self) -> Iterator[Codes]:
+        for parts in self._pieces():
+            pieces = [cast(Codes, matrix.as_own(rows)) for matrix, rows in parts]
+            codes, scales = zip(*((piece.codes, piece.scales) for piece in pieces), strict=True)
+            yield Codes(torch.cat(codes), torch.cat(scales)) if len(pieces) > 1 else pieces[0]
+            del pieces, codes, scales
+            self._release()
+
+    def _integer_pieces(self, kind: IntegerFormat) -> Iterator[Integers]:
+        for parts in self._pieces():
+            pieces = [
+                cast(Integers, matrix.as_own(rows))
+                if kind == matrix.own
+                else matrix.as_integers(rows)
+                for matrix, rows in parts
+            ]
+            yield pieces[0] if len(pieces) == 1 else _joined(pieces)
+            del pieces
+            self._release()
+
+    def _pieces(self) -> Iterator[list[tuple[Matrix, Rows]]]:
+        """What makes up each piece: rows of one matrix, or of two and more where they meet."""
+        total, widest = self.shape[0], max(matrix.row_bytes for matrix in self._matrices)
+        step = max(1, _PIECE_BYTES // max(1, widest * PIECE_ROWS)) * PIECE_ROWS
+        for start in range(0, total, step):
+            stop = min(total, start + step)
+            if self._order is not None:
+                yield [(self._matrices[0], self._order[start:stop])]
+            else:
+                yield list(self._between(start, stop))
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[Matrix, Rows]]:
+        above = 0
+        for matrix in self._matrices:
+            low, high = max(start, above), min(stop, above + matrix.shape[0])
+            if low < high:
+                yield matrix, slice(low - above, high - above)
+            above += matrix.shape[0]
+
+
+def _order_of(kind: IntegerFormat) -> Tensor | None:
+    return torch.frombuffer(bytearray(kind.order), dtype=torch.int64) if kind.order else None
+
+
+def _joined(pieces: list[Integers]) -> Integers:
+    minima = [piece.minima for piece in pieces if piece.minima is not None]
+    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+    return Integers(
+        torch.cat([piece.values for piece in pieces]),
+        torch.cat([piece.scales for piece in pieces]),
+        torch.cat(minima) if minima else None,
+        torch.cat(zeros) if zeros else None,
+    )

@@ -1,0 +1,187 @@
+"""`BeamSearch`: which beams go on and which are done. It knows tokens and log probabilities alone.
+
+The search is `transformers`' own (its `GenerationMixin._beam_search`), so the same log
+probabilities give the same outputs: of all continuations of the beams the best `candidates_needed`
+are looked at; those among the first `width` that end are finished outputs, and the first `width`
+that don't end go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.contract.messages import TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Hypothesis:
+    """A continuation of the prompt.
+
+    Attributes:
+        token_ids: [num output tokens]. entries: theirs, when asked for: the token's log probability
+            and the best alternatives.
+        log_prob: their sum. score: that over length ** length_penalty, once it has ended.
+        by_length: it ended because it may not be longer.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    log_prob: float = 0.0
+    score: float = float("-inf")
+    by_length: bool = False
+
+
+class Move(NamedTuple):
+    """A beam of the next step: which beam it continues, and by which token."""
+
+    parent: int
+    token_id: int
+
+
+class _Candidate(NamedTuple):
+    log_prob: float
+    parent: int
+    place: int  # in the parent's candidates
+
+
+def candidates_needed(width: int, num_ends: int) -> int:
+    """Candidates a beam so that `width` of all go on, even if every end token is among them."""
+    return max(2, 1 + num_ends) * width
+
+
+def end_tokens(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """What ends an output: EOS, unless it's ignored, and the stop token ids."""
+    eos = () if params.ignore_eos else eos_token_ids
+    return frozenset(eos) | frozenset(params.stop_token_ids or ())
+
+
+class BeamSearch:
+    """One search.
+
+    Args:
+        width: beams, at least 1.
+        ends: tokens that end an output.
+        max_tokens: where an output ends at the latest.
+        length_penalty: exponent of the length in a score; above 0 favours long outputs.
+        early_stopping: see `SamplingParams`.
+        num_logprobs: alternatives in an output's entries; None: no entries.
+
+    Attributes:
+        running: the beams, likeliest first.
+        finished: outputs that have ended, best score first; at most `width`.
+        done: nothing more can come.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        ends: Collection[int],
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        num_logprobs: int | None = None,
+    ) -> None:
+        self.width = width
+        self._ends = ends
+        self._max_tokens = max_tokens
+        self._length_penalty = length_penalty
+        self._early_stopping = early_stopping
+        self._num_logprobs = num_logprobs
+        self.running = [Hypothesis()]
+        self.finished: list[Hypothesis] = []
+        self.done = False
+
+    def advance(self, candidates: Sequence[TokenLogprobs]) -> list[Move]:
+        """One token further.
+
+        Args:
+            candidates: for each running beam its `candidates_needed` likeliest tokens, best first.
+
+        Returns the beams of the next step, in the order of the new `running`; none when done.
+        """
+        length = len(self.running[0].token_ids) + 1
+        best = self._best(candidates)
+        full = length >= self._max_tokens
+        open_places = self._early_stopping is not True or len(self.finished) < self.width
+        going: list[_Candidate] = []
+        for rank, candidate in enumerate(best):
+            token_id = candidates[candidate.parent].token_ids[candidate.place]
+            if not full and token_id not in self._ends:
+                going.append(candidate)
+            elif rank < self.width and open_places:
+                by_length = token_id not in self._ends
+                self._finish(self._extended(candidate, candidates, by_length=by_length))
+        going = going[: self.width]
+        moves = [Move(each.parent, candidates[each.parent].token_ids[each.place]) for each in going]
+        if going:
+            self.running = [self._extended(each, candidates) for each in going]
+        self.done = not going or not self._can_improve(length)
+        return [] if self.done else moves
+
+    def _best(self, candidates: Sequence[TokenLogprobs]) -> list[_Candidate]:
+        """The likeliest continuations of all beams together, best first."""
+        every = [
+            _Candidate(beam.log_prob + log_prob, parent, place)
+            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
+            for place, log_prob in enumerate(own.logprobs)
+        ]
+        every.sort(key=lambda candidate: -candidate.log_prob)
+        return every[: candidates_needed(self.width, len(self._ends))]
+
+    def _extended(
+        self,
+        candidate: _Candidate,
+        candidates: Sequence[TokenLogprobs],
+        *,
+        by_length: bool = False,
+    ) -> Hypothesis:
+        parent, own = self.running[candidate.parent], candidates[candidate.parent]
+        entries = parent.entries
+        if self._num_logprobs is not None:
+            entries = [*entries, _entry(own, candidate.place, self._num_logprobs)]
+        return Hypothesis(
+            [*parent.token_ids, own.token_ids[candidate.place]],
+            entries,
+            candidate.log_prob,
+            by_length=by_length,
+        )
+
+    def _finish(self, hypothesis: Hypothesis) -> None:
+        """Keep an output that ended, if it's among the best `width`."""
+        hypothesis.score = hypothesis.log_prob / len(hypothesis.token_ids) ** self._length_penalty
+        self.finished.append(hypothesis)
+        self.finished.sort(key=lambda each: -each.score)
+        del self.finished[self.width :]
+
+    def outputs(self, count: int) -> list[Hypothesis]:
+        """The best `count`, best first. Where so few tokens are allowed that the search found fewer
+        ends, beams that could go no further, then empty outputs.
+        """
+        if len(self.finished) < count:
+            for beam in self.running if not self.finished and self.running[0].token_ids else ():
+                beam.by_length = True
+                self._finish(beam)
+        missing = count - len(self.finished)
+        return self.finished[:count] + [Hypothesis(by_length=True) for _ in range(missing)]
+
+    def _can_improve(self, length: int) -> bool:
+        """Whether going on may still change what is finished."""
+        if len(self.finished) < self.width:
+            return True
+        if self._early_stopping is True:
+            return False
+        if self._early_stopping == "never" and self._length_penalty > 0:
+            length = self._max_tokens
+        best = self.running[0].log_prob / length**self._length_penalty
+        return best > self.finished[-1].score
+
+
+def _entry(candidates: TokenLogprobs, place: int, count: int) -> TokenLogprobs:
+    """A candidate's entry, with the `count` best beside it."""
+    ids, values, ranks = candidates.token_ids, candidates.logprobs, candidates.ranks
+    return TokenLogprobs(
+        [ids[place], *ids[:count]], [values[place], *values[:count]], [ranks[place], *ranks[:count]]
+    )

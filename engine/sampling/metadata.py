@@ -1,0 +1,205 @@
+"""`Batch`: what the sampler derives from a list of sequences, kept while that list stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.contract.sampling_params import SamplingParams
+from engine.sampling.beam_search import candidates_needed, end_tokens
+from engine.sampling.constraints import Constraints
+from engine.sampling.custom_processors import Processors
+from engine.sampling.penalties import Penalties, is_penalised
+from engine.sampling.request_state import SequenceSampling
+from engine.sampling.topk_topp import CANDIDATES, Filters, uniforms
+from kernels.logit_edits import LogitEdits
+from kernels.tensors import to_device
+
+#: Up to this top_k, rows are settled by their largest logits alone.
+SMALL_TOP_K = 256
+#: Positions whose random numbers are made at once.
+LOOKAHEAD = 32
+
+
+@cache
+def _no_rows(device: torch.device) -> Tensor:
+    """The index of none: most batches have no rows of most kinds, and steps with a prompt in them a
+    new batch each.
+    """
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+class Rows:
+    """Some rows of the logits. `index` is None where they are all of them, so nothing is copied."""
+
+    def __init__(self, rows: Sequence[int], total: int, device: torch.device) -> None:
+        self.rows = list(rows)
+        self.index: Tensor | None = None
+        if not self.rows:
+            self.index = _no_rows(device)
+        elif len(self.rows) != total:
+            self.index = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These rows of `tensor`: itself, or a copy."""
+        return tensor if self.index is None else tensor[self.index]
+
+    def put(self, tensor: Tensor, values: Tensor) -> None:
+        """Write `values` to these rows of `tensor`."""
+        if self.index is None:
+            tensor.copy_(values)
+        else:
+            tensor[self.index] = values
+
+
+@dataclass(slots=True)
+class FilteredRows:
+    """Rows that are drawn from under filters."""
+
+    rows: Rows
+    filters: Filters
+
+
+def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int:
+    ends = end_tokens(params, eos_token_ids)
+    return max(candidates_needed(params.beam_width, len(ends)), params.logprobs or 0)
+
+
+def seeds_of(states: Sequence[SequenceSampling]) -> NDArray[np.uint64]:
+    """uint64 [len(states)]."""
+    return np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+
+
+class Batch:
+    """A list of sequences, sorted by how each is sampled.
+
+    Attributes:
+        states: one a row.
+        greedy: rows that take the likeliest token.
+        free: random rows without filters, with `free_temperature` ([n, 1] float32; None if all 1).
+        filtered: random rows with filters, in groups that share a width.
+        beams: rows of beams; `num_candidates` says how many next tokens each is given.
+        logprobs: rows that want log probabilities; `num_logprobs` says how many each.
+        seeds: uint64 [rows].
+    """
+
+    def __init__(
+        self,
+        states: Sequence[SequenceSampling],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        edits: LogitEdits | None = None,
+    ) -> None:
+        self.states = list(states)
+        self.vocab_size = vocab_size
+        self.device = device
+        params = [state.params for state in states]
+        rows = range(len(params))
+        self.constraints = Constraints(states, eos_token_ids, vocab_size, device, edits)
+        self.processors = Processors(states)
+        penalised = [row for row in rows if is_penalised(states[row])]
+        self.penalties = Penalties(penalised, [states[row] for row in penalised])
+        self.penalised = bool(penalised)
+        beams = [row for row in rows if params[row].use_beam_search]
+        drawn = [row for row in rows if not params[row].use_beam_search]
+        self.beams = self._rows(beams)
+        self.num_candidates = [_num_candidates(params[row], eos_token_ids) for row in beams]
+        self.greedy = self._rows([row for row in drawn if params[row].greedy])
+        self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
+        self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
+        #: Places among `logprobs.rows` -> the tokens that are scored instead of the top ones.
+        self.logprob_token_ids = {
+            place: wanted
+            for place, row in enumerate(self.logprobs.rows)
+            if (wanted := params[row].logprob_token_ids)
+        }
+        self._sort_random([row for row in drawn if not params[row].greedy], params)
+        self.seeds = seeds_of(states)
+        self._table: NDArray[np.float64] = np.zeros((len(states), 0))
+        self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
+
+    def _rows(self, rows: Sequence[int]) -> Rows:
+        return Rows(rows, len(self.states), self.device)
+
+    def _sort_random(self, random: list[int], params: list[SamplingParams]) -> None:
+        """Split the random rows into free ones, and those with small and with wide filters."""
+        free = [row for row in random if not _is_filtered(params[row], self.vocab_size)]
+        self.free = self._rows(free)
+        self.free_temperature: Tensor | None = None
+        if any(params[row].temperature != 1.0 for row in free):
+            self.free_temperature = self._column([params[row].temperature for row in free])
+        filtered = [row for row in random if _is_filtered(params[row], self.vocab_size)]
+        small = [row for row in filtered if 0 < params[row].top_k <= SMALL_TOP_K]
+        wide = [row for row in filtered if not 0 < params[row].top_k <= SMALL_TOP_K]
+        self.filtered: list[FilteredRows] = []
+        if small:
+            width = max(params[row].top_k for row in small) + 1
+            self.filtered.append(self._filtered(small, params, width))
+        if wide:
+            self.filtered.append(self._filtered(wide, params, CANDIDATES))
+
+    def _column(self, values: list[float]) -> Tensor:
+        return self._send(values, torch.float32)[:, None]
+
+    def _send(self, values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        return to_device(torch.tensor(values, dtype=dtype), self.device)
+
+    def _filtered(self, rows: list[int], params: list[SamplingParams], width: int) -> FilteredRows:
+        chosen = [params[row] for row in rows]
+        vocab = self.vocab_size
+        top_k = [vocab if p.top_k < 1 else min(p.top_k, vocab) for p in chosen]
+        filters = Filters(
+            temperature=self._column([p.temperature for p in chosen]),
+            top_k=self._send(top_k, torch.int64),
+            top_p=self._send([p.top_p for p in chosen], torch.float64),
+            min_p=self._send([p.min_p for p in chosen], torch.float64),
+            width=width,
+            needs_mass=any(p.top_p < 1.0 and k >= width for p, k in zip(chosen, top_k)),
+        )
+        return FilteredRows(self._rows(rows), filters)
+
+    def uniform(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
+        """[rows] float64 in [0, 1), each of its sequence's seed and position alone.
+
+        `lengths`: how many tokens each has generated; None: as the states say.
+        """
+        if lengths is None:
+            lengths = np.array([len(state.output_token_ids) for state in self.states], np.int64)
+        positions = lengths
+        place = positions - self._table_start
+        if not self._table.size or place.min() < 0 or place.max() >= LOOKAHEAD:
+            ahead = positions[:, None] + np.arange(LOOKAHEAD)
+            self._table = uniforms(self.seeds[:, None], ahead)
+            self._table_start = positions
+            place = np.zeros_like(positions)
+        numbers = self._table[np.arange(len(place)), place]
+        return to_device(torch.from_numpy(numbers), self.device)
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether what is chosen depends on tokens chosen before, other than by the logits."""
+        return bool(
+            self.penalised
+            or self.beams.rows
+            or not self.processors.empty
+            or self.constraints.reads_outputs
+        )
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the logits are used as the model gave them."""
+        return self.constraints.empty and self.processors.empty and not self.penalised

@@ -1,0 +1,83 @@
+"""`TypicalAcceptance`: drafts hold where they are likely enough, whatever would have been drawn.
+
+Hewitt et al. 2022 (eta sampling), as Cai et al. 2024 ("Medusa") accept drafts with it: one
+holds if p(draft) > min(threshold, alpha * exp(-H(p))). It makes more drafts hold, and the text is
+no longer distributed as the model's. Greedy sequences are as without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.speculative_config import TYPICAL, SpeculativeConfig
+from engine.sampling.request_state import SequenceSampling
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalAcceptance:
+    """`threshold` and `alpha` by the manual's names: `posterior_threshold`, `posterior_alpha`."""
+
+    threshold: float
+    alpha: float
+
+    def accepted(
+        self,
+        logits: Tensor,
+        states: Sequence[SequenceSampling],
+        drafts: Mapping[int, int] | None,
+    ) -> dict[int, int]:
+        """The rows whose draft holds, and the draft.
+
+        Args:
+            logits: float32 [rows, vocab], all that is changed but temperature and filters.
+            states: [rows].
+            drafts: row -> the draft that stands in its place; None: there are none.
+        """
+        rows = [row for row in drafts or () if not states[row].params.greedy]
+        if not drafts or not rows:
+            return {}
+        found = filtered_probabilities(logits[rows], [states[row].params for row in rows])
+        entropy = -torch.special.xlogy(found, found).sum(dim=-1)
+        least = (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
+        wanted = torch.tensor([[drafts[row]] for row in rows])
+        holds = found.gather(1, wanted).squeeze(-1) > least
+        return {row: drafts[row] for row, held in zip(rows, holds.tolist(), strict=True) if held}
+
+
+def acceptance_of(config: EngineConfig) -> TypicalAcceptance | None:
+    """Which drafts hold beside those that the model draws itself, by the settings; None: none."""
+    if not config.speculative_config:
+        return None
+    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+    if wanted.acceptance_method != TYPICAL:
+        return None
+    return TypicalAcceptance(wanted.posterior_threshold, wanted.posterior_alpha)
+
+
+def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """float64 [n, vocab]: what a row's token is drawn by, after temperature and filters.
+
+    Rows that nothing can be drawn from are NaN.
+    """
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64)[:, None]
+
+    vocab = logits.shape[-1]
+    ordered, ids = logits.double().sort(dim=-1, descending=True, stable=True)
+    weights = torch.softmax(ordered / column([each.temperature for each in params]), dim=-1)
+    place = torch.arange(vocab)
+    top_k = column([vocab if each.top_k < 1 else each.top_k for each in params])
+    least = column([each.min_p for each in params]) * weights[:, :1]
+    weights = weights * ((place < top_k) & (weights >= least))
+    top_p = column([each.top_p for each in params])
+    before = weights.cumsum(dim=-1) - weights
+    inside = (before < top_p * weights.sum(dim=-1, keepdim=True)) | (top_p >= 1.0) | (place == 0)
+    weights = weights * inside
+    return torch.zeros_like(weights).scatter_(1, ids, weights / weights.sum(dim=-1, keepdim=True))

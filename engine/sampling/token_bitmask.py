@@ -1,0 +1,103 @@
+"""Grammar masks on logits: what the grammar forbids gets no chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.logit_edits import LogitEdits
+from kernels.tensors import to_device
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class MaskedRows:
+    """Masks for some rows of the logits.
+
+    Attributes:
+        rows: [n] rows of the logits.
+        bits: int32 [n, words]; bit t % 32 of word t // 32 is set where token t may come. At least
+            as many bits as the vocabulary has tokens.
+        forced: positions in `rows` whose allowed tokens come whatever else forbids them.
+    """
+
+    rows: list[int]
+    bits: NDArray[np.int32]
+    forced: list[int]
+
+    def of(self, rows: Sequence[int]) -> MaskedRows | None:
+        """Those among `rows`, by their places there; None: there are none."""
+        at = {row: place for place, row in enumerate(rows)}
+        kept = [n for n, row in enumerate(self.rows) if row in at]
+        if not kept:
+            return None
+        forced = set(self.forced)
+        return MaskedRows(
+            rows=[at[self.rows[n]] for n in kept],
+            bits=self.bits[kept],
+            forced=[place for place, n in enumerate(kept) if n in forced],
+        )
+
+    def apply(self, logits: Tensor, edits: LogitEdits | None = None) -> None:
+        """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place.
+
+        `edits`: the kernels that do it; None: torch.
+        """
+        if edits is not None:
+            self._apply_by(edits, logits)
+            return
+        forbidden = unpack(~self.bits, logits.shape[-1], logits.device)
+        if self.rows == list(range(len(logits))):
+            self._fill(logits, forbidden)
+            return
+        index = torch.tensor(self.rows, dtype=torch.int64, device=logits.device)
+        chosen = logits[index]
+        self._fill(chosen, forbidden)
+        logits[index] = chosen
+
+    def _fill(self, chosen: Tensor, forbidden: Tensor) -> None:
+        """`apply` to the rows alone."""
+        if self.forced:
+            at = torch.tensor(self.forced, dtype=torch.int64, device=chosen.device)
+            chosen[at] = chosen[at].masked_fill(~forbidden[at], 0.0)
+        chosen.masked_fill_(forbidden, NEVER)
+
+    def _apply_by(self, edits: LogitEdits, logits: Tensor) -> None:
+        device, forced = logits.device, None
+        if self.forced:
+            flags = torch.zeros(len(self.rows), dtype=torch.bool)
+            flags[self.forced] = True
+            forced = to_device(flags, device)
+        rows = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
+        bits = to_device(torch.from_numpy(np.ascontiguousarray(self.bits)), device)
+        edits.keep(logits, rows, bits, forced)
+
+
+def pack(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]:
+    """Packed bits [rows, words] of the tokens of each row; ids that no vocabulary has left out."""
+    flags = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.bool_)
+    for row, tokens in zip(flags, allowed, strict=True):
+        ids = np.asarray(tokens, dtype=np.int64)
+        row[ids[(ids >= 0) & (ids < vocab_size)]] = True
+    return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
+
+
+def unpack(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
+    """bool [rows, vocab_size] of packed bits: on the host by numpy, else on the device."""
+    if device == torch.device("cpu"):
+        flat = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(flat.view(np.bool_))
+    return unpack_on_device(torch.from_numpy(bits).to(device), vocab_size)
+
+
+def unpack_on_device(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool [rows, vocab_size] of int32 [rows, words], wherever they are."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    spread = (bits[:, :, None] >> shifts) & 1
+    return spread.flatten(1)[:, :vocab_size].bool()

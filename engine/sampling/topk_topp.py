@@ -1,0 +1,424 @@
+"""Top-k, top-p and min-p.
+
+Tokens are ordered by (logit downwards, id upwards), so that ties have one answer: each filter keeps
+a prefix of that order. min-p keeps tokens at least `min_p` times as likely as the likeliest; top-k
+the first k; top-p the shortest prefix that holds `top_p` of what min-p and top-k left.
+
+Rows are first tried on their largest few logits, which settles nearly all rows of a trained model,
+then on more of them, and the rest goes through `radix`. All three give the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.request_state import SequenceSampling
+from kernels import KernelSet
+from kernels.compiled_decoder import StepChoice
+from kernels.tensors import to_device
+
+# -- Choosing tokens with the kernels: one call for all rows, without sorting any.
+#
+# The semantics are those of `filters` and `draw`, on the same random numbers. The sums behind a
+# draw
+# are rounded in another order, so a number that falls within rounding of the border between two
+# tokens may take the other one; nothing else differs.
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """The settings of all rows, greedy ones included, as `KernelSet.sample` takes them."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(
+        cls, states: Sequence[SequenceSampling], vocab_size: int, device: torch.device
+    ) -> RowSettings:
+        """One row a state."""
+        params = [state.params for state in states]
+        top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
+        temperature = [0.0 if p.greedy else p.temperature for p in params]
+        return cls(
+            to_device(torch.tensor(temperature, dtype=torch.float32), device),
+            to_device(torch.tensor(top_k, dtype=torch.int64), device),
+            to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
+            to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
+        )
+
+    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepChoice:
+        """The same for kernels that make the random numbers themselves."""
+        return StepChoice(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            torch.from_numpy(seeds.view(np.int64)),
+        )
+
+
+class CompiledChoice:
+    """Chooses by the kernels what they can, for one sampler."""
+
+    def __init__(self, ops: KernelSet) -> None:
+        self._ops = ops
+        self._states: list[SequenceSampling] = []
+        self._settings: RowSettings | None = None
+
+    def takes(self, logits: Tensor) -> bool:
+        """Whether the kernels take these logits."""
+        return logits.dtype == torch.float32 and logits.device.type == self._ops.device.type
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        """[n] likeliest tokens of float32 [n, vocab]; -1 where the largest logit isn't finite."""
+        return self._ops.argmax(logits.contiguous())
+
+    def sample(self, logits: Tensor, states: list[SequenceSampling], uniform: Tensor) -> Tensor:
+        """[n] tokens of float32 [n, vocab], each by its state's settings and random number."""
+        if self._settings is None or self._states is not states:
+            settings = RowSettings.of(states, logits.shape[-1], logits.device)
+            self._states, self._settings = states, settings
+        chosen = self._settings
+        return self._ops.sample(
+            logits.contiguous(),
+            chosen.temperature,
+            chosen.top_k,
+            chosen.top_p,
+            chosen.min_p,
+            uniform,
+        )
+
+
+# -- Inverse-CDF sampling over weights in vocabulary order.
+#
+# Vocabulary order, because then a small change of the logits moves borders a little, while in order
+# of probability it would swap neighbours.
+
+
+BLOCK = 256
+#: The token of a row that nothing can be drawn from.
+BROKEN = -1
+
+
+def _below(total: Tensor, uniform: Tensor) -> Tensor:
+    """`uniform * total`, kept under `total` whatever rounding does."""
+    return torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+
+
+def draw_small(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Indices drawn from few weights a row.
+
+    Args:
+        weights: [n, k] float64, not negative.
+        uniform: [n] float64 in [0, 1).
+
+    Returns:
+        [n] int64; an index whose weight is positive wherever a row has one.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    target = _below(cumulative[:, -1], uniform)
+    return (cumulative <= target[:, None]).sum(dim=-1).clamp_(max=weights.shape[-1] - 1)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens drawn from whole rows, in two levels: a block, then a token within it.
+
+    Args:
+        weights: [n, vocab] float32, not negative; they needn't add up to 1.
+        uniform: [n] float64 in [0, 1).
+
+    Returns:
+        [n] int64; `BROKEN` where a row's weights add up to nothing, infinity or NaN.
+    """
+    vocab = weights.shape[-1]
+    whole = vocab // BLOCK * BLOCK
+    sums = weights[:, whole:].sum(dim=-1, keepdim=True)
+    if whole:
+        blocks = weights[:, :whole].unflatten(-1, (-1, BLOCK)).sum(dim=-1)
+        sums = torch.cat((blocks, sums), dim=-1)
+    sums = sums.double()
+    cumulative = sums.cumsum(dim=-1)
+    total = cumulative[:, -1]
+    target = _below(total, uniform)
+    block = (cumulative <= target[:, None]).sum(dim=-1).clamp_(max=sums.shape[-1] - 1)
+    before = (cumulative - sums).gather(1, block[:, None]).squeeze(-1)
+    ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = weights.gather(1, ids.clamp(max=vocab - 1)).double()
+    inside = torch.where(ids < vocab, inside, 0.0).cumsum(dim=-1)
+    end = inside[:, -1]
+    rest = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
+    place = (inside <= rest[:, None]).sum(dim=-1).clamp_(max=BLOCK - 1)
+    tokens = block * BLOCK + place
+    return torch.where((total > 0) & torch.isfinite(total), tokens, BROKEN)
+
+
+# -- Exact top-k and top-p over whole rows without sorting them.
+#
+# The float's bits, made to order like an integer, are looked at from the top, eleven at a time:
+# each
+# histogram narrows down where the border lies, the last one to a single value. Three passes, where
+# a sort of 32,000 logits takes many times as long.
+
+
+#: (bits below, number of buckets) of each pass over 32-bit keys.
+_PASSES = ((21, 1 << 11), (10, 1 << 11), (0, 1 << 10))
+#: Entries that are worked on at once: what is made of them stays in a CPU's cache.
+_CHUNK = 1 << 18
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows to work on at once."""
+    return max(1, _CHUNK // max(vocab_size, _PASSES[0][1]))
+
+
+def ordered_keys(values: Tensor) -> Tensor:
+    """int64 keys in [0, 2**32) that order as `values` ([n, vocab], float32) do; -0 equals 0."""
+    bits = (values + 0.0).contiguous().view(torch.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() + (1 << 31)
+
+
+@dataclass(slots=True)
+class Border:
+    """Where a prefix of a row, ordered by (key downwards, id upwards), ends.
+
+    Attributes:
+        key: [n], the last key in it.
+        above: [n] float64, the weight of all larger keys.
+    """
+
+    key: Tensor
+    above: Tensor
+
+
+def _narrow(
+    digits: Tensor, weights: Tensor, target: Tensor, above: Tensor, buckets: int
+) -> tuple[Tensor, Tensor]:
+    """The digit at which the weight, summed from the top, reaches `target`, and the sum before."""
+    rows = digits.shape[0]
+    offset = torch.arange(rows, device=digits.device)[:, None] * buckets
+    flat = torch.bincount((digits + offset).flatten(), weights.flatten(), rows * buckets)
+    histogram = flat.view(rows, buckets).flip(-1)
+    reached = histogram.cumsum(dim=-1) + above[:, None]
+    place = (reached < target[:, None]).sum(dim=-1, keepdim=True).clamp_(max=buckets - 1)
+    before = reached.gather(1, (place - 1).clamp(min=0)).squeeze(-1)
+    place = place.squeeze(-1)
+    return buckets - 1 - place, torch.where(place > 0, before, above)
+
+
+def find_border(keys: Tensor, weights: Tensor, target: Tensor) -> Border:
+    """The shortest prefix whose weight reaches `target`.
+
+    Args:
+        keys: [n, vocab] from `ordered_keys`.
+        weights: [n, vocab] float64, not negative.
+        target: [n] float64, positive.
+    """
+    found = torch.zeros_like(target, dtype=torch.int64)
+    above = torch.zeros_like(target)
+    for shift, buckets in _PASSES:
+        digits = (keys >> shift) & (buckets - 1)
+        digit, above = _narrow(digits, weights, target, above, buckets)
+        found |= digit << shift
+        if shift:
+            weights = torch.where((keys >> shift) == (found >> shift)[:, None], weights, 0.0)
+    return Border(found, above)
+
+
+def keep_prefix(keys: Tensor, border: Border, ties: Tensor) -> Tensor:
+    """[n, vocab] bool: keys above the border, and the first `ties` ([n]) by id of those on it."""
+    on_it = keys == border.key[:, None]
+    return (keys > border.key[:, None]) | (on_it & (on_it.cumsum(dim=-1) <= ties[:, None]))
+
+
+# -- Counter-based randomness: one uniform number for each (seed, output position).
+#
+# A number is a pure function of the two, so a token doesn't depend on the rest of the batch, on how
+# often a sequence was preempted, or on which process goes on with it.
+
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_ROUNDS = 10
+Words = NDArray[np.uint64]
+
+
+def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
+    """Philox4x32-10 (Salmon et al. 2011), elementwise on arrays of 32-bit words in uint64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for turn in range(_ROUNDS):
+        if turn:
+            k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
+    return [c0, c1, c2, c3]
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1) with 53 random bits.
+
+    Args:
+        seeds: any shape; 64-bit seeds.
+        positions: broadcasts with `seeds`; how many tokens came before in the output.
+    """
+    place = positions.astype(np.uint64)
+    zero = np.zeros_like(place)
+    low, high, _, _ = philox4x32(
+        (place & _LOW, place >> _HALF, zero, zero), (seeds & _LOW, seeds >> _HALF)
+    )
+    bits = ((low >> np.uint64(5)) << np.uint64(26)) | (high >> np.uint64(6))
+    return bits.astype(np.float64) * 2.0**-53
+
+
+#: Largest logits that rows without a small top_k are tried on, first and second.
+CANDIDATES = 64
+MORE_CANDIDATES = 2048
+
+
+@dataclass(slots=True)
+class Filters:
+    """Settings of n rows, on the logits' device.
+
+    Attributes:
+        temperature: [n, 1] float32, positive.
+        top_k: [n] int64 in [1, vocab].
+        top_p: [n] float64 in (0, 1].
+        min_p: [n] float64 in [0, 1].
+        width: how many of the largest logits to look at first; more than any top_k, or CANDIDATES.
+        needs_mass: whether a row's whole probability mass is needed: top_p, and no small top_k.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    width: int
+    needs_mass: bool
+
+    def select(self, rows: Tensor) -> Filters:
+        """The settings of some of the rows ([m] int64)."""
+        return Filters(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.width,
+            self.needs_mass,
+        )
+
+
+def sample_filtered(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    """Tokens drawn under filters.
+
+    Args:
+        logits: [n, vocab] float32, before temperature.
+        uniform: [n] float64 in [0, 1).
+
+    Returns:
+        [n] int64; `BROKEN` for rows whose largest logit isn't finite.
+    """
+    width = min(filters.width, logits.shape[-1])
+    values, ids = logits.topk(width, dim=-1)
+    healthy = torch.isfinite(values[:, 0])
+    if not bool(healthy.all()):
+        rows = healthy.nonzero().squeeze(-1)
+        tokens = torch.full_like(ids[:, 0], BROKEN)
+        if len(rows):
+            tokens[rows] = sample_filtered(logits[rows], filters.select(rows), uniform[rows])
+        return tokens
+    tokens, settled = _from_candidates(logits, values, ids, filters, uniform)
+    if not bool(settled.all()):
+        rows = (~settled).nonzero().squeeze(-1)
+        tokens[rows] = _sample_unsettled(logits[rows], filters.select(rows), uniform[rows])
+    return tokens
+
+
+def _sample_unsettled(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    """Tokens for rows whose first candidates weren't enough."""
+    vocab = logits.shape[-1]
+    if filters.width < MORE_CANDIDATES < vocab // 2:
+        wider = replace(filters, width=MORE_CANDIDATES)
+        return sample_filtered(logits, wider, uniform)
+    rows = torch.arange(len(logits), device=logits.device).split(rows_at_once(vocab))
+    return torch.cat(
+        [_from_whole_rows(logits[part], filters.select(part), uniform[part]) for part in rows]
+    )
+
+
+def _mass(logits: Tensor, filters: Filters, best: Tensor) -> Tensor:
+    """[n] float64: the sum of exp((logit - largest) / temperature) over whole rows."""
+    probabilities = torch.softmax(logits / filters.temperature, dim=-1)
+    return probabilities.gather(1, best[:, None]).squeeze(-1).double().reciprocal()
+
+
+def _from_candidates(
+    logits: Tensor, values: Tensor, ids: Tensor, filters: Filters, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Tokens ([n]) from the largest logits, and which rows those settle ([n] bool)."""
+    width, vocab = values.shape[-1], logits.shape[-1]
+    weights = ((values - values[:, :1]).double() / filters.temperature.double()).exp()
+    order = torch.arange(width, device=logits.device)
+    alive = (order < filters.top_k[:, None]) & (weights >= filters.min_p[:, None])
+    weights = weights * alive
+    all_there = (alive.sum(dim=-1) < width) | (width == vocab)
+    mass = weights.sum(dim=-1)
+    if filters.needs_mass:
+        mass = torch.where(all_there, mass, _mass(logits, filters, ids[:, 0]))
+    before = weights.cumsum(dim=-1) - weights
+    inside = alive & ((before < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None])
+    inside[:, 0] = True
+    count = inside.sum(dim=-1)
+    last = values.gather(1, (count - 1)[:, None]).squeeze(-1)
+    after = values.gather(1, count.clamp(max=width - 1)[:, None]).squeeze(-1)
+    cut = (count < width) & (last == after)  # the border runs through equal logits
+    leaks = cut & (last == values[:, -1]) & (width < vocab)
+    # What min-p and a large top-k leave beyond the candidates, and its mass, isn't known here.
+    unknown = ~all_there & ((filters.min_p > 0) | (filters.top_k < vocab))
+    settled = ((count < width) | (width == vocab)) & ~leaks & ~unknown
+    if bool((cut & settled).any()):
+        ids = _ties_by_id(values, ids)
+    kept, places = torch.where(inside, ids, vocab).sort(dim=-1)
+    choice = draw_small((weights * inside).gather(1, places), uniform)
+    return kept.gather(1, choice[:, None]).squeeze(-1), settled
+
+
+def _ties_by_id(values: Tensor, ids: Tensor) -> Tensor:
+    """`ids` with those of equal values in ascending order; `values` are sorted downwards."""
+    by_id, places = ids.sort(dim=-1)
+    ranked = values.gather(1, places).sort(dim=-1, descending=True, stable=True).indices
+    return by_id.gather(1, ranked)
+
+
+def _from_whole_rows(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    """Tokens from all of the logits, for rows that the candidates don't settle."""
+    vocab = logits.shape[-1]
+    keys = ordered_keys(logits)
+    weights = torch.softmax(logits / filters.temperature, dim=-1).double()
+    likeliest = weights.amax(dim=-1, keepdim=True)
+    kept = weights >= filters.min_p[:, None] * likeliest
+    if bool((filters.top_k < vocab).any()):
+        wanted = torch.minimum(filters.top_k, kept.sum(dim=-1)).double()
+        border = find_border(keys, kept.double(), wanted)
+        kept &= keep_prefix(keys, border, wanted - border.above)
+    weights *= kept
+    if bool((filters.top_p < 1.0).any()):
+        target = weights.sum(dim=-1) * filters.top_p
+        border = find_border(keys, weights, target)
+        on_it = kept & (keys == border.key[:, None])
+        each = torch.where(on_it, weights, 0.0).amax(dim=-1)
+        ties = torch.ceil((target - border.above) / each).clamp_(min=1.0)
+        ties = torch.where(filters.top_p < 1.0, ties, float(vocab))
+        below = (filters.top_p >= 1.0)[:, None] & kept
+        weights *= keep_prefix(keys, border, ties) | below
+    return draw(weights.float(), uniform)

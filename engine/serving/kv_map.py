@@ -1,0 +1,191 @@
+"""A replica's KV blocks for those who watch: what changed, ten times a second at most.
+
+The pool notes which blocks change only while somebody watches, so that it costs nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+
+import redis
+
+from engine.contract import messages as protocol
+from engine.contract.lora import name_of
+from engine.contract.replica_state import (
+    MOST_USERS,
+    BlockFrame,
+    BlockState,
+    TenantBlocks,
+    frames_key,
+)
+from engine.kv_cache import Block
+from engine.scheduler import Scheduler, Sequence
+from engine.system.redis_client import is_temporary
+
+log = logging.getLogger(__name__)
+
+FRAME_S = 0.1
+#: A frame that took long is followed by a pause of so many times that: watching a large pool takes
+#: no more than a fiftieth of the engine's time.
+REST = 50
+
+
+class FramePublisher(threading.Thread):
+    """Publishes frames, one at a time. Those that Redis can't take are lost: the next are there."""
+
+    def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
+        super().__init__(name="block-map", daemon=True)
+        self._redis, self._channel = client, frames_key(replica_id, prefix)
+        self._queue: queue.SimpleQueue[BlockFrame] = queue.SimpleQueue()
+        self.busy = False
+
+    def put(self, frame: BlockFrame) -> None:
+        """Publish it soon; `busy` until then."""
+        self.busy = True
+        self._queue.put(frame)
+
+    def run(self) -> None:
+        while True:
+            frame = self._queue.get()
+            try:
+                self._redis.publish(self._channel, protocol.encode(frame))
+            except redis.RedisError as error:
+                if not is_temporary(error):
+                    raise
+                log.debug("A frame of the block map is lost: %s", error)
+            self.busy = False
+
+
+class BlockMap:
+    """Makes frames in the engine's thread, from a scheduler's pool and block tables.
+
+    `watch` may be called from another thread.
+    """
+
+    def __init__(self, publisher: FramePublisher, replica_id: str, incarnation: str) -> None:
+        self._publisher = publisher
+        self._replica_id, self._incarnation = replica_id, incarnation
+        #: As it stands in Redis, b"" when nobody watches; and the one that frames were begun for.
+        self.asked = b""
+        self._run = b""
+        self._number = 0
+        self._next_at = 0.0
+        #: Of blocks that were told: what they cached, and the adapter.
+        self._cached: dict[int, bytes] = {}
+        self._adapters: dict[int, str] = {}
+
+    def watch(self, number: bytes) -> None:
+        """What stands in Redis as of now."""
+        self.asked = number
+
+    def maybe(self, scheduler: Scheduler) -> None:
+        """Publish a frame if somebody watches and it's time."""
+        if not self.asked:
+            if self._run:
+                self._end(scheduler)
+            return
+        now = time.monotonic()
+        if now < self._next_at or self._publisher.busy:
+            return
+        if not self._publisher.is_alive():
+            self._publisher.start()
+        self._publisher.put(self.frame(scheduler))
+        took = time.monotonic() - now
+        self._next_at = now + max(FRAME_S, REST * took)
+
+    def _end(self, scheduler: Scheduler) -> None:
+        """Nobody watches any more."""
+        scheduler.kv.pool.changed = None
+        self._run = b""
+        self._cached.clear()
+        self._adapters.clear()
+
+    def frame(self, scheduler: Scheduler) -> BlockFrame:
+        """What changed since the last one; all that was ever used for those who just came."""
+        pool, asked = scheduler.kv.pool, self.asked
+        whole = asked != self._run or pool.changed is None
+        if whole:
+            self._run, self._number = asked, 0
+            self._cached.clear()
+            changed = [b for b in pool.blocks if b.owner is not pool.quotas.nobody]
+        else:
+            changed = [pool.blocks[block_id] for block_id in pool.changed or ()]
+        pool.changed = set()
+        self._number += 1
+        made = BlockFrame(
+            replica_id=self._replica_id,
+            incarnation=self._incarnation,
+            number=self._number,
+            run=int(asked),
+            at=time.time(),
+            num_blocks=pool.num_blocks,
+            block_size=scheduler.kv.block_size,
+            num_free=pool.num_free,
+            num_cached=pool.num_cached,
+            whole=whole,
+            tenants=_tenants(scheduler),
+        )
+        if changed:
+            self._fill(made, changed, _users(scheduler))
+        return made
+
+    def _fill(
+        self, frame: BlockFrame, changed: list[Block], users: dict[int, list[Sequence]]
+    ) -> None:
+        words: dict[str, int] = {}
+        for block in changed:
+            block_id, mine = block.block_id, users.get(block.block_id, ())
+            before, cached = self._cached.pop(block_id, None), block.block_hash is not None
+            if block.block_hash is not None:
+                self._cached[block_id] = block.block_hash
+            if before is not None and before != block.block_hash:
+                frame.evicted += 1
+            if mine:
+                self._adapters[block_id] = name_of(mine[0].request.message.adapter)
+            elif not cached:
+                self._adapters.pop(block_id, None)
+            owner = "" if block.owner is None else block.owner.name
+            # Whose block it is may learn who uses it, if that's its own request.
+            own = [each.request for each in mine if each.request.message.tenant == owner]
+            names = {each.request_id: None for each in own[:MOST_USERS]}
+            frame.blocks.append(
+                BlockState(
+                    block_id,
+                    block.ref_count,
+                    cached,
+                    words.setdefault(owner, len(words)),
+                    [words.setdefault(name, len(words)) for name in names],
+                    words.setdefault(self._adapters.get(block_id, ""), len(words)),
+                )
+            )
+        frame.words = list(words)
+
+
+def _tenants(scheduler: Scheduler) -> list[TenantBlocks]:
+    return [
+        TenantBlocks(
+            quota.name,
+            quota.used,
+            quota.free.count,
+            quota.reserved,
+            quota.maximum,
+            quota.running,
+            quota.sequences - quota.running,
+        )
+        for quota in scheduler.kv.quotas
+    ]
+
+
+def _users(scheduler: Scheduler) -> dict[int, list[Sequence]]:
+    """By block, the running sequences whose tables hold it."""
+    users: dict[int, list[Sequence]] = defaultdict(list)
+    for sequence in scheduler.running:
+        for manager in scheduler.kv.managers:
+            for block in manager.tables.get(sequence.seq_id, ()):
+                if block.ref_count:
+                    users[block.block_id].append(sequence)
+    return users

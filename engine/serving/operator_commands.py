@@ -1,0 +1,99 @@
+"""A replica that stands still at an operator's word."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from engine.contract.errors import QuireError
+from engine.contract.messages import BY_OPERATOR, PAUSE_MODES, Control, TokenDelta
+from engine.contract.redis_keys import first_attempt
+from engine.core.engine_core import EngineCore
+from engine.core.request_admission import PauseMode
+from engine.lora.adapter_cache import AdapterPool
+
+# -- An operator's words about adapters, and what a heartbeat says of them.
+
+
+class AdapterControls:
+    """Loads that operators wait for."""
+
+    def __init__(self) -> None:
+        self._loads: list[tuple[Control, Future[None]]] = []
+
+    def begin_load(self, pool: AdapterPool, message: Control) -> str:
+        """Start to load; why not, or "": then `settled` has the answer some time."""
+        if message.adapter is None:
+            return "load_adapter needs an adapter."
+        try:
+            done = pool.preload(message.adapter, pin=message.pin)
+        except QuireError as error:
+            return error.message
+        self._loads.append((message, done))
+        return ""
+
+    def settled(self) -> list[tuple[Control, str]]:
+        """Loads that have ended since, each with why it failed, or ""."""
+        over = [(message, done) for message, done in self._loads if done.done()]
+        self._loads = [each for each in self._loads if each not in over]
+        return [(message, _reason(done)) for message, done in over]
+
+
+def unload(pool: AdapterPool, message: Control) -> tuple[bool, str]:
+    """Let an adapter go: (whether it was there, what to say)."""
+    if message.adapter is None:
+        return False, "unload_adapter needs an adapter."
+    there = pool.unload(message.adapter.digest)
+    return there, "" if there else "The adapter isn't loaded."
+
+
+def _reason(done: Future[None]) -> str:
+    error = done.exception()
+    return error.message if isinstance(error, QuireError) else str(error or "")
+
+
+class Pause(PauseMode):
+    """Whether a replica is paused, how, and who waits to hear that nothing runs any more."""
+
+    def __init__(self) -> None:
+        super().__init__("The replica is paused until an operator resumes it.")
+        self._waiting: list[Control] = []
+
+    def begin(self, core: EngineCore, message: Control) -> tuple[bool, str, list[TokenDelta]]:
+        """Pause: whether it could be done, why not, and what aborted requests end with."""
+        if message.mode not in PAUSE_MODES:
+            return False, f"mode must be one of {', '.join(PAUSE_MODES)}.", []
+        self._mode = message.mode
+        deltas = abort_requests(core, []) if self._mode == "abort" else []
+        if self._mode == "wait":
+            self._waiting.append(message)
+        return True, "", deltas
+
+    def end(self) -> list[Control]:
+        """Resume; pauses that nobody needs to wait for any more."""
+        self._mode = ""
+        return self._take_waiting()
+
+    def settled(self, core: EngineCore) -> list[Control]:
+        """Pauses that are complete by now: nothing runs."""
+        return [] if core.requests or not self._waiting else self._take_waiting()
+
+    def _take_waiting(self) -> list[Control]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
+def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]:
+    """Abort these requests, with all prompts that came with them; [] for every one there is.
+
+    Returns the final deltas.
+    """
+    wanted = set(request_ids)
+    deltas: list[TokenDelta] = []
+    for request_id in list(core.requests):
+        named = first_attempt(request_id)
+        # Of several prompts each is a request of its own, numbered behind the client's id.
+        if not wanted or named in wanted or named.rpartition("-")[0] in wanted:
+            deltas += core.abort(request_id)
+    for delta in deltas:
+        delta.stop_reason = BY_OPERATOR
+    return deltas

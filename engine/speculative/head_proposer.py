@@ -1,0 +1,82 @@
+"""`HeadDrafts`: heads on the model's last hidden states say what comes next."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from engine.scheduler import Sequence
+from engine.speculative.estimates import Following, StepCosts
+from engine.speculative.interface import HeadFacts, HeadPlan, HeadResult
+
+log = logging.getLogger(__name__)
+
+#: After so many failed rounds one behind the other there are no more drafts.
+_MOST_FAILURES = 3
+
+
+class HeadDrafts:
+    """A `DraftMaker` that keeps nothing of a sequence: the worker holds its hidden states."""
+
+    def __init__(self, facts: HeadFacts, run: Callable[[HeadPlan], HeadResult]) -> None:
+        """`run`: has the worker's heads draw."""
+        self._facts = facts
+        self._run = run
+        self._failures = 0
+        self.costs = StepCosts(draws=True)
+        self.seconds = self.reading = 0.0
+        self.following = Following(facts.part) if facts.reads_tokens else None
+
+    @property
+    def works(self) -> bool:
+        """See `DraftMaker`."""
+        return self._failures < _MOST_FAILURES
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """See `DraftMaker`."""
+        if not wanted:
+            return {}
+        started = time.perf_counter()
+        plan = HeadPlan([each.seq_id for each, _ in wanted], [count for _, count in wanted])
+        try:
+            result = self._run(plan)
+        except Exception:  # whatever it is, the model goes on without drafts
+            self._failures += 1
+            log.exception("The heads failed; %d in a row", self._failures)
+            return {}
+        finally:
+            self.seconds = time.perf_counter() - started
+        self._failures, self.reading, drafts = 0, result.reading, result.drafts
+        if self.following is not None:
+            for seq_id in result.lost:
+                self.following.leave(seq_id)
+        if depth := max(map(len, drafts)):
+            self.costs.note(len(wanted), (self.seconds - self.reading) / depth)
+        return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
+
+    def takes(self, sequence: Sequence) -> bool:
+        """See `DraftMaker`: a hidden state is a hidden state, but a vector is no token."""
+        return not (self._facts.reads_tokens and sequence.request.encoder_inputs)
+
+    def longest(self, sequence: Sequence) -> int:
+        """See `DraftMaker`."""
+        facts = self._facts
+        if not facts.max_model_len:
+            return facts.most
+        return min(facts.most, facts.max_model_len - sequence.num_tokens)
+
+    def to_read(self, sequence: Sequence) -> float:
+        """See `DraftMaker`: heads follow the model's reading."""
+        return 0.0
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `DraftMaker`."""
+        if self.following is not None:
+            self.following.leave(sequence.seq_id)
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Nothing is held."""
+
+    def check_integrity(self) -> None:
+        """There are no books."""

@@ -1,0 +1,102 @@
+"""`MlpSpeculator`: IBM's accelerators.
+
+Wertheimer et al. 2024, "Accelerating Production LLMs with Combined Token/Embedding Speculators".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from engine.speculative.heads.base import Heads, HeadSource, fed
+from kernels import LinearLayer
+
+_EPS = 1e-6
+_PREFIX = "speculator."
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What says one draft."""
+
+    embedding: LinearLayer
+    projection: LinearLayer
+    norm_weight: Tensor
+    norm_bias: Tensor
+    head: LinearLayer
+
+
+class MlpSpeculator(Heads):
+    """A stage a draft, each from the state of the one before and the newest token's embedding.
+
+    z = gelu(norm(P s + a e)), logits = H z; z is the next stage's s. `a` gives the sum of stages
+    that the weight of the first state halves over all of them.
+    """
+
+    def __init__(self, source: HeadSource) -> None:
+        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
+        if (kind := source.config.get("speculator_type", "mlp")) != "mlp":
+            raise source.wrong(f"speculator_type {kind!r:.80} isn't run: only plain MLPs are")
+        source.same("emb_dim", source.hidden_size)
+        source.same("vocab_size", source.vocab_size)
+        self.most = source.whole("n_predict", 1, 64)
+        self._inner = source.whole("inner_dim", 0, default=0) or source.hidden_size
+        self._scales_input = source.flag("scale_input", default=False)
+        tied = source.flag("tie_weights", default=False)
+        if tied and self.most == 1:
+            raise source.wrong("tie_weights needs n_predict of 2 at least")
+        self._feeds = source.feeds
+        self._stages = _tied(source, self.most, self._inner) if tied else self._own(source)
+        kept = 0.5 ** (0.5 / self.most)
+        self._token_weight = math.sqrt((1 - kept**2) * (self._inner / 2)) / kept
+        self.nbytes = source.nbytes
+
+    def _own(self, source: HeadSource) -> list[_Stage]:
+        sizes = [source.hidden_size, *[self._inner] * (self.most - 1)]
+        return [_stage(source, at, self._inner, size) for at, size in enumerate(sizes)]
+
+    def start(self, hidden: Tensor) -> Tensor:
+        """See the base."""
+        return _normed(hidden) / math.sqrt(2) if self._scales_input else hidden
+
+    def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        stage = self._stages[depth]
+        mixed = fed(stage.projection, state, self._feeds)
+        mixed = mixed + self._token_weight * stage.embedding.rows(tokens)
+        state = gelu(_normed(mixed) * stage.norm_weight + stage.norm_bias)
+        return fed(stage.head, state, self._feeds), state
+
+
+def _normed(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + _EPS)
+
+
+def _stage(source: HeadSource, at: int, inner: int, size: int) -> _Stage:
+    """The stage number `at`, whose state has `size` numbers."""
+    return _Stage(
+        embedding=source.linear(f"{_PREFIX}emb.{at}.weight", source.vocab_size, inner),
+        projection=source.linear(f"{_PREFIX}proj.{at}.weight", inner, size),
+        norm_weight=source.vector(f"{_PREFIX}ln.{at}.weight", inner),
+        norm_bias=source.vector(f"{_PREFIX}ln.{at}.bias", inner),
+        head=source.linear(f"{_PREFIX}head.{at}.weight", source.vocab_size, inner),
+    )
+
+
+def _tied(source: HeadSource, count: int, inner: int) -> list[_Stage]:
+    """All stages the first one, but for the projection, of which the others share the second."""
+    first = _stage(source, 0, inner, source.hidden_size)
+    shared = source.linear(f"{_PREFIX}proj.1.weight", inner, inner)
+    later = _Stage(first.embedding, shared, first.norm_weight, first.norm_bias, first.head)
+    copies = [
+        f"{_PREFIX}{part}.{at}.{kind}"
+        for part in ("emb", "proj", "ln", "head")
+        for at in range(1, count)
+        for kind in ("weight", "bias")
+    ]
+    source.weights.mark_read(copies)  # some files say what is shared once a stage
+    return [first, *[later] * (count - 1)]

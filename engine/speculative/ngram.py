@@ -1,0 +1,260 @@
+"""Where drafts come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.contract.speculative_config import SpeculativeConfig
+from engine.scheduler import Sequence as EngineSequence
+from engine.speculative.estimates import MOST_ALIKE
+
+# -- What followed the last time that the newest tokens stood in a text, or in one of several.
+
+
+class TokenLookup:
+    """Where each short run of tokens stood last in a text that grows at its end.
+
+    Prompt lookup decoding (Saxena 2023): what is edited, quoted or repeated follows again.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """Runs of `shortest` to `longest` tokens are known; both at least 1."""
+        self._lengths = range(longest, shortest - 1, -1)
+        #: By length: run -> where the token after it stood last.
+        self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._lengths}
+        self._known = 0
+        #: Tokens whose runs it knows: about 450 bytes each.
+        self.size = 0
+
+    def clear(self) -> None:
+        """Forget all runs. What is appended from here on is taken note of."""
+        self._after = {length: {} for length in self._lengths}
+        self.size = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take note of a text that begins with what it was before."""
+        for length, after in self._after.items():
+            for end in range(max(self._known, length), len(tokens)):
+                after[tuple(tokens[end - length : end])] = end
+        self.size += len(tokens) - self._known
+        self._known = len(tokens)
+
+    def find(self, newest: Sequence[int]) -> int | None:
+        """Where the token after the longest run stands that `newest` ends with, in the text as it
+        was extended.
+        """
+        for length, after in self._after.items():
+            if length <= len(newest):
+                at = after.get(tuple(newest[-length:]))
+                if at is not None:
+                    return at
+        return None
+
+
+class TextsLookup:
+    """Where each short run of tokens stood last in any of some texts."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """See `TokenLookup`."""
+        self._lengths = range(longest, shortest - 1, -1)
+        #: By length: run -> the newest text that has it, and where the token after it stood last.
+        self._after: dict[int, dict[tuple[int, ...], tuple[list[int], int]]] = {
+            length: {} for length in self._lengths
+        }
+
+    def add(self, tokens: list[int]) -> None:
+        """A newer text than all others; it is known by its identity."""
+        for length, after in self._after.items():
+            for end in range(length, len(tokens)):
+                after[tuple(tokens[end - length : end])] = tokens, end
+
+    def drop(self, tokens: list[int]) -> None:
+        """Forget a text."""
+        for length, after in self._after.items():
+            for end in range(length, len(tokens)):
+                run = tuple(tokens[end - length : end])
+                if run in after and after[run][0] is tokens:
+                    del after[run]
+
+    def find(self, newest: Sequence[int]) -> tuple[list[int], int] | None:
+        """Where the token after the longest run stands that `newest` ends with."""
+        for length, after in self._after.items():
+            if length <= len(newest):
+                found = after.get(tuple(newest[-length:]))
+                if found is not None:
+                    return found
+        return None
+
+
+def continued(tokens: Sequence[int], at: int, count: int) -> list[int]:
+    """`count` tokens from `at` on; where the text ends, what was copied goes on as its end."""
+    copied = list(tokens[at : at + count])
+    period = len(tokens) - at
+    while len(copied) < count:
+        copied.append(copied[len(copied) - period])
+    return copied
+
+
+#: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
+#: 115 MB each.
+MOST_TOKENS = 1 << 18
+
+
+class Guess(NamedTuple):
+    """Tokens that may follow; `matched`: how many of the newest stood before those copied, of which
+    no more than `MOST_ALIKE` are counted.
+    """
+
+    tokens: list[int]
+    matched: int
+
+
+class Proposer(ABC):
+    """Guesses at the tokens that follow a sequence's newest one."""
+
+    @abstractmethod
+    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+        """At most `count` tokens; none where it has no idea."""
+
+    @abstractmethod
+    def forget(self, sequence: EngineSequence) -> None:
+        """The sequence has left."""
+
+
+class NgramProposer(Proposer):
+    """From the sequence's own prompt and output.
+
+    Of many long sequences, `MOST_TOKENS` together, the longest forget what they said so far.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
+        self._lookups: dict[int, TokenLookup] = {}
+        self._size = 0
+
+    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+        """See the base."""
+        tokens = sequence.token_ids
+        at = self.lookup_of(sequence).find(tokens)
+        if at is None:
+            return Guess([], 0)
+        return Guess(continued(tokens, at, count), _matched(tokens, tokens, at))
+
+    def lookup_of(self, sequence: EngineSequence) -> TokenLookup:
+        """The sequence's own, up to date."""
+        lookup = self._lookups.get(sequence.seq_id)
+        if lookup is None:
+            lookup = self._lookups[sequence.seq_id] = TokenLookup(*self._lengths)
+        before = lookup.size
+        lookup.extend(sequence.token_ids)
+        self._size += lookup.size - before
+        while self._size > MOST_TOKENS:
+            longest = max(self._lookups.values(), key=lambda each: each.size)
+            self._size -= longest.size
+            longest.clear()
+        return lookup
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """See the base."""
+        lookup = self._lookups.pop(sequence.seq_id, None)
+        self._size -= 0 if lookup is None else lookup.size
+
+
+class _Outputs:
+    """What was said in a namespace. Its runs are looked at once somebody looks for one: in a full
+    batch nobody does.
+    """
+
+    def __init__(self, lengths: tuple[int, int]) -> None:
+        self._lookup = TextsLookup(*lengths)
+        self._new: list[list[int]] = []
+        self.count = 0
+
+    def add(self, output: list[int]) -> None:
+        self._new.append(output)
+        self.count += 1
+
+    def drop(self, output: list[int]) -> None:
+        self.count -= 1
+        if any(each is output for each in self._new):
+            self._new = [each for each in self._new if each is not output]
+        else:
+            self._lookup.drop(output)
+
+    def find(self, newest: list[int]) -> tuple[list[int], int] | None:
+        """See `TextsLookup.find`."""
+        for output in self._new:
+            self._lookup.add(output)
+        self._new.clear()
+        return self._lookup.find(newest)
+
+
+class SuffixProposer(Proposer):
+    """From earlier outputs of the same tenant too, where more of the newest tokens stand in one of
+    those than in its own (after Oliaro et al. 2024, "SuffixDecoding").
+
+    They hold `MOST_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
+    namespace's: what others were told shows neither in a draft nor in its time.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._own = NgramProposer(config)
+        self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
+        self._most = config.suffix_decoding_max_cached_requests
+        #: Namespace and output, oldest first.
+        self._said: deque[tuple[tuple[str, str], list[int]]] = deque()
+        self._outputs: dict[tuple[str, str], _Outputs] = {}
+        self._size = 0
+
+    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+        """The continuation of the longest run found anywhere; of equals, the sequence's own."""
+        own, tokens = self._own.propose(sequence, count), sequence.token_ids
+        outputs = self._outputs.get(_namespace(sequence))
+        if own.matched >= MOST_ALIKE or outputs is None:
+            return own
+        found = outputs.find(tokens[-self._lengths[1] :])
+        if found is None or (matched := _matched(tokens, *found)) <= own.matched:
+            return own
+        return Guess(continued(*found, count), matched)
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """Keep what it said."""
+        self._own.forget(sequence)
+        output = sequence.token_ids[sequence.num_prompt_tokens :]
+        if not self._most or len(output) <= self._lengths[0]:
+            return
+        namespace = _namespace(sequence)
+        self._said.append((namespace, output))
+        self._outputs.setdefault(namespace, _Outputs(self._lengths)).add(output)
+        self._size += len(output)
+        while len(self._said) > self._most or self._size > MOST_TOKENS:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        namespace, output = self._said.popleft()
+        self._size -= len(output)
+        self._outputs[namespace].drop(output)
+        if not self._outputs[namespace].count:
+            del self._outputs[namespace]
+
+
+def _matched(newest: list[int], source: list[int], at: int) -> int:
+    """How many tokens before `at` are those that `newest` ends with, `MOST_ALIKE` at most."""
+    matched, most = 0, min(MOST_ALIKE, at, len(newest))
+    while matched < most and source[at - matched - 1] == newest[-matched - 1]:
+        matched += 1
+    return matched
+
+
+def _namespace(sequence: EngineSequence) -> tuple[str, str]:
+    """Whose outputs may meet: those that may share cached prefixes, of the same adapter."""
+    return sequence.request.message.cache_scope
+
+
+PROPOSERS: dict[str, type[NgramProposer] | type[SuffixProposer]] = {
+    "ngram": NgramProposer,
+    "suffix": SuffixProposer,
+}

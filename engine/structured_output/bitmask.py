@@ -1,0 +1,217 @@
+"""Which tokens may come next, a bit a token: computed beside the forward pass if they take long."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contract.reasoning import Phase
+from engine.scheduler.plan import GrammarOutput
+from engine.structured_output.backend_llguidance import short
+from engine.structured_output.grammar import GrammarState, TokenSpace
+
+#: Threads that fill a batch's rows. The forward pass wants the cores, too.
+MAX_THREADS = 8
+#: Masks that take less than this are made where they are asked for: waking a thread costs more.
+QUICK_S = 150e-6
+#: How much of what a row once took is still expected of one a step later.
+_MEMORY = 0.95
+
+
+@dataclass(slots=True)
+class MaskRow:
+    """A place of a step that gets a token: a sequence's newest one, or a draft behind it."""
+
+    seq_id: int
+    state: GrammarState
+    ignore_eos: bool
+    drafted: bool = False
+
+
+class MaskMaker:
+    """Makes the masks of one step after the other, in a thread unless they are quickly made."""
+
+    def __init__(self, num_words: int, eos_token_ids: Sequence[int]) -> None:
+        from llguidance import LLExecutor
+
+        cores = len(os.sched_getaffinity(0))
+        self._executor = LLExecutor(num_threads=min(MAX_THREADS, max(1, cores // 2)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+        self._buffer = np.zeros((0, num_words), dtype=np.int32)
+        #: Of rows whose state names no other.
+        self._models = TokenSpace(num_words, eos_token_ids)
+        #: The longest that a row took lately.
+        self._row_s = QUICK_S
+        self._last: Future[GrammarOutput] | None = None
+
+    def begin(self, step: int, rows: list[MaskRow]) -> Future[GrammarOutput]:
+        """Start on the masks of a step. The rows' states mustn't move before they are there."""
+        if len(rows) * self._row_s < QUICK_S and (self._last is None or self._last.done()):
+            made: Future[GrammarOutput] = Future()
+            try:
+                made.set_result(self._make(step, rows))
+            except Exception as error:  # as from the thread: whoever waits is told
+                made.set_exception(error)
+            return made
+        self._last = self._thread.submit(self._make, step, rows)
+        return self._last
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False)
+
+    def _make(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
+        began = time.perf_counter()
+        output = self._output(step, rows)
+        took = (time.perf_counter() - began) / len(rows)
+        self._row_s = max(took, _MEMORY * self._row_s)
+        return output
+
+    def _output(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
+        spaces = [row.state.space or self._models for row in rows]
+        bits = self._rows(len(rows), max(space.num_words for space in spaces))
+        eos = _eos_of(spaces, bits.shape[1])
+        output = GrammarOutput(step, [row.seq_id for row in rows])
+        followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
+        self._fill(rows, followed, spaces, bits)
+        self._spell_out(rows, followed, spaces, bits)
+        more = np.any(bits & ~eos, axis=1)
+        for at in followed:
+            row, matcher = rows[at], rows[at].state.matcher
+            if matcher is not None and matcher.is_error():
+                if not row.drafted:  # else it comes again once the sequence is there
+                    output.errors[row.seq_id] = short(matcher.get_error())
+                bits[at] = -1
+            elif not more[at]:
+                output.only_eos.append(at)
+            elif row.ignore_eos:
+                bits[at] &= ~eos[at]
+        for at, row in enumerate(rows):
+            self._add_thinking(row.state, bits[at], eos[at])
+        output.bits = bits.tobytes()
+        return output
+
+    @staticmethod
+    def _follows(state: GrammarState) -> bool:
+        """Whether the grammar says what may come next: the reasoning is over, or may not begin."""
+        if state.matcher is None or state.thinking is None:
+            return state.matcher is not None
+        first = state.phase is Phase.START and state.thinking.forced_token is None
+        return first or state.phase is Phase.PAST
+
+    def _fill(
+        self,
+        rows: list[MaskRow],
+        followed: list[int],
+        spaces: list[TokenSpace],
+        bits: NDArray[np.int32],
+    ) -> None:
+        """The grammars' masks; the other rows allow everything."""
+        if len(followed) < len(rows):
+            bits[:] = -1
+        widths: dict[int, list[int]] = {}
+        for at in followed:
+            widths.setdefault(spaces[at].num_words, []).append(at)
+        for width, places in widths.items():
+            if width == bits.shape[1]:
+                self._compute(rows, places, places, bits)
+                continue
+            narrow = np.zeros((len(places), width), dtype=np.int32)
+            self._compute(rows, places, range(len(places)), narrow)
+            bits[places, :width], bits[places, width:] = narrow, 0
+
+    @staticmethod
+    def _spell_out(
+        rows: list[MaskRow],
+        followed: list[int],
+        spaces: list[TokenSpace],
+        bits: NDArray[np.int32],
+    ) -> None:
+        """Mend rows that allow a special token alone which their grammar doesn't take.
+
+        Where only one text can follow, the backend allows what a tokenizer makes of it, and that
+        may be a special token, though none is a text to it.
+        """
+        for at in followed:
+            space = spaces[at]
+            row, matcher = bits[at, : space.num_words], rows[at].state.matcher
+            only = _only(row)
+            if matcher is None or only not in space.special:
+                continue
+            if matcher.is_error() or matcher.is_stopped() or matcher.validate_tokens([only]):
+                continue
+            first = space.spelled(matcher.compute_ff_bytes())
+            if first is not None:
+                row[:] = 0
+                _allow(row, first)
+
+    def _compute(
+        self,
+        rows: list[MaskRow],
+        followed: list[int],
+        places: Sequence[int],
+        bits: NDArray[np.int32],
+    ) -> None:
+        """Masks of the rows `followed` to `places` of `bits`, which is as wide as they are."""
+        if len(followed) == 1 and (matcher := rows[followed[0]].state.matcher):
+            row = bits[places[0]]
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        elif followed:
+            matchers = [(rows[at].state.matcher, place) for at, place in zip(followed, places)]
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher, place) for matcher, place in matchers if matcher is not None],
+                bits.ctypes.data,
+                bits.shape[1] * bits.itemsize,
+                len(bits),
+            )
+
+    def _add_thinking(
+        self, state: GrammarState, row: NDArray[np.int32], eos: NDArray[np.int32]
+    ) -> None:
+        """What the reasoning adds to a row: its own beginning and end, and no EOS within."""
+        thinking = state.thinking
+        if thinking is None or thinking.phase is Phase.PAST:
+            return
+        forced = thinking.forced_token
+        if forced is not None:
+            row[:] = 0
+            _allow(row, forced)
+        elif thinking.phase is Phase.START:
+            _allow(row, thinking.params.start[0])
+        elif state.matcher is not None:
+            row &= ~eos
+
+    def _rows(self, count: int, words: int) -> NDArray[np.int32]:
+        if count > len(self._buffer) or words != self._buffer.shape[1]:
+            self._buffer = np.zeros((2 * count, words), dtype=np.int32)
+        return self._buffer[:count]
+
+
+def _eos_of(spaces: list[TokenSpace], words: int) -> NDArray[np.int32]:
+    """int32 [rows, words]: what ends an output, of each row."""
+    if all(space is spaces[0] for space in spaces):
+        return np.broadcast_to(spaces[0].eos_bits, (len(spaces), words))
+    eos = np.zeros((len(spaces), words), dtype=np.int32)
+    for row, space in zip(eos, spaces, strict=True):
+        row[: space.num_words] = space.eos_bits
+    return eos
+
+
+def _only(row: NDArray[np.int32]) -> int:
+    """The token that is allowed alone; -1: there are more, or none."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return -1
+    word = int(row.view(np.uint32)[words[0]])
+    return -1 if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
+
+
+def _allow(row: NDArray[np.int32], token: int) -> None:
+    """Set a token's bit."""
+    row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))

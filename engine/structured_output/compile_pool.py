@@ -1,0 +1,417 @@
+"""`Compiler`: tries each grammar in a killable process, then builds what passed in the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from engine.contract.errors import EngineFault, EngineOverloaded, QuireError
+from engine.structured_output.backend_llguidance import (
+    BadGrammar,
+    Vocabulary,
+    build,
+    load_tokenizer,
+    short,
+)
+from engine.structured_output.compile_worker import read_frame, write_frame
+from engine.structured_output.grammar import CompiledGrammar, TokenSpace
+from engine.structured_output.grammar_spec import GrammarSpec
+from engine.structured_output.vocabulary import MODELS, MOST_KEPT, Vocabularies, VocabularySource
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+# -- The line of grammars to compile: fair between tenants, bounded for each.
+
+
+#: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
+Outcome = CompiledGrammar | str | QuireError
+#: Grammars of one tenant that wait; more are refused with 429.
+MAX_PENDING_PER_TENANT = 256
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One grammar being compiled, for however many requests.
+
+    Attributes:
+        vocabulary: whose tokens it is for.
+        outcome: None while it waits or runs; then the grammar, or why there is none.
+        charged_to: the tenant whose worker time it takes, once it has started.
+        num_waiters: requests that want it; at 0 it is dropped unless it has started.
+    """
+
+    spec: GrammarSpec
+    vocabulary: VocabularySource = MODELS
+    outcome: Outcome | None = None
+    charged_to: str | None = None
+    num_waiters: int = 0
+    tenants: set[str] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """What it shares with jobs that are the same."""
+        return self.vocabulary.key, self.spec.key
+
+
+class JobLine:
+    """Jobs by tenant. A thread takes the next job of the tenant with the fewest running ones.
+
+    With several workers one tenant may hold all but one of them, so that a tenant whose grammars
+    all run into their limits never keeps the others waiting for longer than one compilation.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._per_tenant = max(1, num_workers - 1)
+        self._lines: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._running: dict[str, int] = {}
+        self._jobs: dict[tuple[bytes, bytes], Job] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._jobs)
+
+    def put(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
+        """Queue a grammar, or join those who wait for the same one already.
+
+        Raises:
+            EngineOverloaded: the tenant has too many waiting.
+        """
+        with self._changed:
+            job = self._jobs.get((vocabulary.key, spec.key))
+            line = self._lines.get(tenant, ())
+            if job is None or (tenant not in job.tenants and job.charged_to is None):
+                if len(line) >= MAX_PENDING_PER_TENANT:
+                    raise EngineOverloaded(
+                        f"{len(line)} grammars wait already.", param="structured_outputs"
+                    )
+                job = job or Job(spec, vocabulary)
+                self._jobs[job.key] = job
+                job.tenants.add(tenant)
+                self._lines.setdefault(tenant, deque()).append(job)
+                self._changed.notify_all()
+            job.num_waiters += 1
+            return job
+
+    def leave(self, job: Job) -> None:
+        """A request no longer wants its grammar."""
+        with self._changed:
+            job.num_waiters -= 1
+            if job.num_waiters or job.charged_to is not None or job.outcome is not None:
+                return
+            self._jobs.pop(job.key, None)
+            for tenant in job.tenants:
+                self._drop(tenant, job)
+
+    def take(self) -> Job | None:
+        """Wait for the next job; None when the line was closed."""
+        with self._changed:
+            while not self._closed:
+                job = self._next()
+                if job is not None:
+                    return job
+                self._changed.wait()
+            return None
+
+    def finish(self, job: Job, outcome: Outcome) -> None:
+        """Say what came of a job that was taken."""
+        with self._changed:
+            tenant = job.charged_to or ""
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
+            self._jobs.pop(job.key, None)
+            job.outcome = outcome
+            self._changed.notify_all()
+
+    def wait(self, jobs: list[Job], timeout_s: float) -> None:
+        """Return when one of the jobs has an outcome, or after the time."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(job.outcome is not None for job in jobs), timeout_s)
+
+    def close(self) -> None:
+        """Wake all that wait in `take`; nothing more is handed out."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> Job | None:
+        ready = [t for t in self._lines if self._running.get(t, 0) < self._per_tenant]
+        if not ready:
+            return None
+        tenant = min(ready, key=lambda name: self._running.get(name, 0))
+        job = self._lines[tenant][0]
+        for name in job.tenants:
+            self._drop(name, job)
+        if tenant in self._lines:
+            self._lines.move_to_end(tenant)
+        job.charged_to = tenant
+        self._running[tenant] = self._running.get(tenant, 0) + 1
+        return job
+
+    def _drop(self, tenant: str, job: Job) -> None:
+        line = self._lines[tenant]
+        line.remove(job)
+        if not line:
+            del self._lines[tenant]
+
+
+# -- `CompileProcess`: one compile worker, with a deadline on everything that is asked of it.
+
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "engine.structured_output.compile_worker")
+START_TIMEOUT_S = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one compilation may take: wall-clock seconds, and bytes of memory."""
+
+    time_s: float = 10.0
+    memory_bytes: int = 512 * 2**20
+
+
+class WorkerFailed(Exception):
+    """The worker couldn't be started, or can't read this model's tokenizer."""
+
+
+class CompileProcess:
+    """A worker process, started at its first use and again after it was killed.
+
+    Not thread-safe, except `close`, which may be called from any thread to end a wait.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, limits: Limits, command: tuple[str, ...] = COMMAND
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self.num_kills = 0
+
+    def compile(self, spec: bytes, vocabulary: Vocabulary | None = None) -> tuple[str, int]:
+        """The grammar of a spec and the bytes that it took in the worker.
+
+        `vocabulary`: in the place of the one that it was for so far, with a new worker.
+
+        Raises:
+            BadGrammar: it is wrong, or it took too much and its worker was killed.
+            WorkerFailed: no worker could be started.
+        """
+        if vocabulary is not None and vocabulary is not self._vocabulary:
+            self._kill()
+            self._vocabulary = vocabulary
+        answer = self._ask(self._running(), spec, self._limits.time_s)
+        if answer is None:
+            raise BadGrammar(
+                f"compiling it took more than {self._limits.time_s:g} s "
+                f"or {self._limits.memory_bytes // 2**20} MiB"
+            )
+        if "error" in answer:
+            raise BadGrammar(answer["error"])
+        return answer["grammar"], answer["bytes"]
+
+    def close(self) -> None:
+        """End the worker, and with it a wait for it; it isn't started again."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def reap(self) -> None:
+        """Collect the worker after `close`, in the thread that used it."""
+        self._kill()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise WorkerFailed("The engine is closing.")
+        process = self._process
+        if process is not None and process.poll() is None:
+            return process
+        self._kill()
+        process = self._process = self._start()
+        hello = {
+            "tokenizer": self._vocabulary.tokenizer,
+            "vocab_size": self._vocabulary.size,
+            "eos_token_ids": self._vocabulary.eos_token_ids,
+            "memory_bytes": self._limits.memory_bytes,
+        }
+        answer = self._ask(process, json.dumps(hello).encode(), START_TIMEOUT_S)
+        if answer is None or "error" in answer:
+            self._kill()
+            raise WorkerFailed(short(answer["error"]) if answer else "The compile worker died.")
+        return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        try:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **threads, "PYTHONPATH": path},
+                # A signal to the engine's terminal isn't for the worker.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerFailed(f"The compile worker can't be started: {error}.") from error
+
+    def _ask(
+        self, process: subprocess.Popen[bytes], frame: bytes, timeout_s: float
+    ) -> dict[str, Any] | None:
+        """Its answer; None when it died or was killed at the deadline."""
+        timer = threading.Timer(timeout_s, self._overdue, (process,))
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(_pipe(process.stdin), frame)
+            answer = read_frame(_pipe(process.stdout))
+        except OSError as error:
+            log.info("A compile worker is gone: %s", error)
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            self._kill()
+            return None
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _overdue(self, process: subprocess.Popen[bytes]) -> None:
+        log.warning("A compile worker was killed at its time limit.")
+        self.num_kills += 1
+        process.kill()
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError as error:  # unsent bytes to a dead worker
+                    log.debug("Closing a worker's pipe: %s", error)
+
+
+def _pipe(pipe: IO[bytes] | None) -> Any:
+    if pipe is None:
+        raise OSError("The worker has no pipes.")
+    return pipe
+
+
+NUM_WORKERS = 2
+
+
+class Compiler:
+    """A few threads, each with a worker process of its own for the model's vocabulary, and one for
+    those of adapters, one after the other; they start at the first grammar.
+
+    A grammar reaches the engine's memory only after it was built within its limits elsewhere.
+    Building it here happens in the same thread and lets go of the interpreter's lock, so the
+    engine's loop goes on.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: Limits | None = None,
+        num_workers: int = NUM_WORKERS,
+        command: tuple[str, ...] = COMMAND,
+        vocabularies: Vocabularies | None = None,
+    ) -> None:
+        """`vocabulary`: the model's; `vocabularies`: adapters' too, where there may be any."""
+        self.vocabulary, self._vocabularies = vocabulary, vocabularies
+        self.line = JobLine(num_workers)
+        self.processes = [
+            CompileProcess(vocabulary, limits or Limits(), command) for _ in range(2 * num_workers)
+        ]
+        self._threads: list[threading.Thread] = []
+        #: With the backend's tokenizers in this process, by vocabulary; used longest ago first.
+        self._spaces: OrderedDict[bytes, tuple[LLTokenizer, TokenSpace]] = OrderedDict()
+        self._spaces_lock = threading.Lock()
+
+    def submit(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
+        """Queue a grammar. Raises `EngineOverloaded` when the tenant has too many waiting."""
+        job = self.line.put(spec, tenant, vocabulary)
+        if not self._threads:
+            pairs = zip(self.processes[::2], self.processes[1::2], strict=True)
+            self._threads = [
+                threading.Thread(target=self._work, args=pair, name=f"grammar-{index}", daemon=True)
+                for index, pair in enumerate(pairs)
+            ]
+            for thread in self._threads:
+                thread.start()
+        return job
+
+    def close(self) -> None:
+        """End the threads and their processes."""
+        self.line.close()
+        for process in self.processes:
+            process.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, models: CompileProcess, adapters: CompileProcess) -> None:
+        """A thread's life: one job after the other until the line closes."""
+        while (job := self.line.take()) is not None:
+            process = adapters if job.vocabulary.key else models
+            self.line.finish(job, self._outcome(process, job))
+        models.reap()
+        adapters.reap()
+
+    def _outcome(self, process: CompileProcess, job: Job) -> Outcome:
+        try:
+            vocabulary = self._vocabulary_of(job.vocabulary)
+            grammar, num_bytes = process.compile(job.spec.data, vocabulary)
+            tokenizer, space = self._space_of(job.vocabulary.key, vocabulary)
+            matcher = build(tokenizer, grammar)
+        except BadGrammar as error:
+            return str(error)
+        except QuireError as error:  # of the adapter's files
+            return error
+        except Exception as error:
+            # Whatever it was, the request gets an answer and the thread lives on.
+            if not isinstance(error, WorkerFailed):
+                log.exception("A grammar couldn't be compiled")
+            return EngineFault(f"The grammar couldn't be compiled: {error}")
+        return CompiledGrammar(matcher, num_bytes + len(grammar), space)
+
+    def _space_of(self, key: bytes, vocabulary: Vocabulary) -> tuple[LLTokenizer, TokenSpace]:
+        """The backend's tokenizer of a vocabulary in this process and its ids, made once."""
+        with self._spaces_lock:
+            found = self._spaces.pop(key, None)
+            if found is None:
+                tokenizer = load_tokenizer(vocabulary)
+                eos = vocabulary.eos_token_ids
+                found = tokenizer, TokenSpace(vocabulary.num_words, eos, tokenizer)
+            self._spaces[key] = found
+            while len(self._spaces) > 1 + MOST_KEPT:
+                del self._spaces[next(each for each in self._spaces if each)]
+            return found
+
+    def _vocabulary_of(self, source: VocabularySource) -> Vocabulary:
+        if not source.key:
+            return self.vocabulary
+        if self._vocabularies is None:
+            raise RuntimeError("Nothing was said of adapters' vocabularies.")
+        return self._vocabularies.of(source)

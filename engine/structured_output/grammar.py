@@ -1,0 +1,166 @@
+"""`CompiledGrammar`, shared by requests, and `GrammarState`, one sequence's place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contract.reasoning import Phase, Thinking
+from engine.structured_output.backend_llguidance import BadGrammar, raise_error
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+# -- `TokenSpace`: what the tokens of a grammar's masks are.
+
+
+class TokenSpace:
+    """The ids that a row's mask is over.
+
+    Attributes:
+        num_words: int32 words of the mask.
+        eos_token_ids: what ends an output.
+        eos_bits: int32 [num_words], the same as a mask.
+        special: the backend's special tokens. A text never has one, but a grammar may name them.
+        tokenizer: the backend's; None where no grammar is followed.
+    """
+
+    __slots__ = ("eos_bits", "eos_token_ids", "num_words", "special", "tokenizer")
+
+    def __init__(
+        self, num_words: int, eos_token_ids: Sequence[int], tokenizer: LLTokenizer | None = None
+    ) -> None:
+        self.num_words, self.eos_token_ids = num_words, tuple(eos_token_ids)
+        self.tokenizer, self.special = tokenizer, frozenset[int]()
+        if tokenizer is not None:
+            # In Python's own loop, which lets other threads have their turns.
+            is_special, every = tokenizer.is_special_token, range(tokenizer.vocab_size)
+            self.special = frozenset({token for token in every if is_special(token)})
+        flags = np.zeros(num_words * 32, dtype=np.uint8)
+        flags[list(eos_token_ids)] = 1
+        self.eos_bits: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def spelled(self, forced: bytes) -> int | None:
+        """The token with which ordinary tokens begin to spell a text; None: there is none."""
+        text = forced.decode("utf-8", "ignore")
+        if self.tokenizer is None or not text:
+            return None
+        return self.tokenizer.greedy_tokenize(text)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar that passed its limits.
+
+    Attributes:
+        num_bytes: about what it holds in memory.
+        space: the ids that it's about.
+    """
+
+    template: LLMatcher
+    num_bytes: int
+    space: TokenSpace | None = None
+
+    def start(
+        self, token_ids: Sequence[int] = (), thinking: Thinking | None = None
+    ) -> GrammarState:
+        """A sequence's state after `token_ids` (what another replica had generated).
+
+        Raises:
+            BadGrammar: these tokens don't follow the grammar.
+        """
+        state = GrammarState(self.template.deep_copy(), thinking, self.space)
+        if token_ids:
+            state.advance(token_ids)
+        return state
+
+
+class GrammarState:
+    """How far one sequence has come in its reasoning and in its grammar.
+
+    It moves with tokens that were accepted only, so a step that failed or a preemption leaves it as
+    it is.
+
+    Args:
+        matcher: None where only the reasoning is watched.
+        thinking: None where an output is answer from its first token on.
+        space: the ids that it may get; None: the model's.
+    """
+
+    __slots__ = ("matcher", "space", "thinking")
+
+    def __init__(
+        self,
+        matcher: LLMatcher | None,
+        thinking: Thinking | None = None,
+        space: TokenSpace | None = None,
+    ) -> None:
+        self.matcher = matcher
+        self.thinking = thinking
+        self.space = space
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take tokens over.
+
+        Raises:
+            BadGrammar: the grammar doesn't allow them, or it became too complex.
+        """
+        if self.thinking is not None:
+            token_ids = [token for token in token_ids if not self.thinking.advance(token)]
+        if self.matcher is None or not token_ids or self.matcher.is_stopped():
+            # Complete; what may come after the end (EOS, with ignore_eos) says nothing.
+            return
+        if not self.matcher.consume_tokens(list(token_ids)):
+            raise_error(self.matcher)
+            raise BadGrammar("the tokens so far don't follow it")
+
+    def follow(self, drafts: Sequence[int]) -> list[GrammarState]:
+        """Where it would be once the first of some guessed tokens came, the first two, and so on:
+        as many as may come. This one stays where it is.
+        """
+        found: list[GrammarState] = []
+        last = self
+        for token in drafts:
+            thinking, matcher = last.thinking, last.matcher
+            forced = None if thinking is None else thinking.forced_token
+            if forced not in (None, token) or last.complete:
+                break
+            following = GrammarState(
+                None if matcher is None else matcher.deep_copy(),
+                None if thinking is None else thinking.copy(),
+                self.space,
+            )
+            try:
+                following.advance([token])
+            except BadGrammar:
+                break
+            found.append(following)
+            last = following
+        return found
+
+    @property
+    def phase(self) -> Phase:
+        """Where the sequence stands in its reasoning."""
+        return Phase.PAST if self.thinking is None else self.thinking.phase
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to do, whatever tokens come."""
+        return self.matcher is None and self.phase is Phase.PAST
+
+    @property
+    def own_ends(self) -> tuple[int, ...]:
+        """What ends an output under its grammar."""
+        return () if self.space is None else self.space.eos_token_ids
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar is satisfied and nothing but EOS can follow."""
+        if self.matcher is None:
+            return False
+        return self.matcher.is_stopped() and not self.matcher.is_error()

@@ -1,0 +1,263 @@
+"""`StructuredOutputManager`: what the engine core asks about grammars.
+
+One thread calls everything.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.reasoning import Phase, Thinking
+from engine.scheduler.plan import GrammarOutput, StepPlan
+from engine.scheduler.request import Request, Sequence, Status
+from engine.structured_output.backend_llguidance import BadGrammar, Vocabulary, words_for
+from engine.structured_output.bitmask import MaskMaker, MaskRow
+from engine.structured_output.compile_pool import Compiler, Job, Limits
+from engine.structured_output.grammar import CompiledGrammar, GrammarState, TokenSpace
+from engine.structured_output.grammar_spec import spec_of
+from engine.structured_output.vocabulary import PARAM, GrammarCache, Vocabularies, source_of
+from engine.text.tokenizer import Tokenizer
+
+
+class StructuredOutputManager:
+    """Grammars of the requests in the engine: cached, being compiled, in use.
+
+    Nothing starts before the first request that needs it.
+
+    Args:
+        tokenizer: None where the engine runs on token ids alone; then no request may need this.
+        vocab_size: width of the logits.
+        eos_token_ids: what ends an output; without any no request may need this.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        limits: Limits | None = None,
+    ) -> None:
+        self.cache = GrammarCache()
+        self.limits = limits or Limits()
+        self._vocabularies = Vocabularies(tokenizer, vocab_size, eos_token_ids)
+        self._eos = self._vocabularies.eos_token_ids
+        self._compiler: Compiler | None = None
+        self._masks: MaskMaker | None = None
+        self._waiting: dict[str, tuple[Request, Job]] = {}
+        #: Where sequences stand in their grammars, by sequence id; it survives a preemption.
+        self.states: dict[int, GrammarState] = {}
+        self._sequences: dict[int, Sequence] = {}
+
+    # -- from request to grammar ----------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_ready` may bring something."""
+        return bool(self._waiting)
+
+    def admit(self, request: Request) -> bool:
+        """Give a new request's sequences their grammar; False when it must be compiled first.
+
+        Raises:
+            InvalidRequest: the grammar is known to be bad, or this model can't follow any.
+            EngineOverloaded: too many grammars of this tenant wait.
+        """
+        params = request.message.sampling.structured_outputs
+        if params is None:
+            self._watch(request)
+            return True
+        spec, vocabulary = spec_of(params), source_of(request)
+        outcome = self.cache.get(spec.key, vocabulary.key)
+        if outcome is not None:
+            self._begin(request, outcome)
+            return True
+        job = self._started_compiler().submit(spec, request.message.tenant, vocabulary)
+        for sequence in request.sequences:
+            sequence.status = Status.WAITING_OUTSIDE
+        self._waiting[request.request_id] = (request, job)
+        return False
+
+    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+        """Requests whose grammar has been compiled, or why it can't be.
+
+        Waits up to `timeout_s` for the first.
+        """
+        if not self._waiting:
+            return []
+        if timeout_s:
+            self._started_compiler().line.wait(
+                [job for _, job in self._waiting.values()], timeout_s
+            )
+        ready: list[tuple[Request, QuireError | None]] = []
+        for request, job in list(self._waiting.values()):
+            outcome = job.outcome
+            if outcome is None:
+                continue
+            del self._waiting[request.request_id]
+            if isinstance(outcome, QuireError):  # the next one may well be compiled
+                ready.append((request, outcome))
+                continue
+            self.cache.put(job.spec.key, outcome, job.vocabulary.key)
+            try:
+                self._begin(request, outcome)
+            except InvalidRequest as error:
+                ready.append((request, error))
+            else:
+                ready.append((request, None))
+        return ready
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has left the engine; its request, too, if it was the last."""
+        self.states.pop(sequence.seq_id, None)
+        self._sequences.pop(sequence.seq_id, None)
+        waiting = self._waiting.get(sequence.request.request_id)
+        if waiting is not None and sequence.request.finished:
+            del self._waiting[sequence.request.request_id]
+            self._started_compiler().line.leave(waiting[1])
+
+    def _begin(self, request: Request, outcome: CompiledGrammar | str) -> None:
+        if isinstance(outcome, str):
+            kind = request.message.sampling.structured_outputs
+            raise InvalidRequest(
+                f"The {kind.kind if kind else 'grammar'} of structured_outputs can't be used: "
+                f"{outcome}.",
+                param=PARAM,
+                code="invalid_grammar",
+            )
+        sequences = [sequence for sequence in request.sequences if not sequence.finished]
+        states: list[GrammarState] = []
+        for sequence in sequences:
+            done = sequence.token_ids[sequence.num_prompt_tokens :]
+            try:
+                states.append(outcome.start(done, _thinking_of(request)))
+            except BadGrammar as error:
+                raise InvalidRequest(
+                    f"Output {sequence.index} can't go on: {error}.", param="resume_token_ids"
+                ) from error
+        for sequence, state in zip(sequences, states, strict=True):
+            sequence.status = Status.WAITING
+            self._enter(sequence, state)
+
+    def _enter(self, sequence: Sequence, state: GrammarState) -> None:
+        self.states[sequence.seq_id] = state
+        self._sequences[sequence.seq_id] = sequence
+
+    def _watch(self, request: Request) -> None:
+        """Watch the reasoning of a request whose answer is free."""
+        params = request.message.sampling.thinking
+        if params is None or params.budget is None:
+            return
+        self._vocabularies.check()
+        space = None
+        if own := request.vocab_size:
+            space = TokenSpace(words_for(own), ())  # no grammar of it says when an output may end
+        for sequence in request.sequences:
+            state = GrammarState(None, Thinking(params), space)
+            state.advance(sequence.token_ids[sequence.num_prompt_tokens :])
+            if not state.idle:
+                self._enter(sequence, state)
+
+    # -- masks ----------------------------------------------------------------------------------
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a sequence may need a mask."""
+        return bool(self.states)
+
+    def possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+        """The first of a sequence's drafts, those that its grammar and its reasoning allow."""
+        state = self.states.get(sequence.seq_id)
+        return drafts if state is None else drafts[: len(state.follow(drafts))]
+
+    def begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
+        """Start on the masks of the step that was scheduled last; None when it needs none."""
+        if not self.states:
+            return None
+        rows: list[MaskRow] = []
+        for seq_id, state in self.states.items():
+            sequence, drafts = self._sequences[seq_id], plan.drafts.get(seq_id, [])
+            ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
+            if sequence.status is not Status.RUNNING or not ends:
+                continue
+            behind = state.follow(drafts)
+            if _is_free(state) and all(map(_is_free, behind)):
+                continue
+            ignores = sequence.request.message.sampling.ignore_eos
+            rows.append(MaskRow(seq_id, state, ignores))
+            rows += [MaskRow(seq_id, each, ignores, drafted=True) for each in behind]
+        if not rows:
+            return None
+        if self._masks is None:
+            self._masks = MaskMaker(self._vocabularies.num_words, self._eos)
+            weakref.finalize(self, self._masks.close)
+        return self._masks.begin(plan.step, rows)
+
+    def follow(self, sequence: Sequence, token_id: int, masks: GrammarOutput | None) -> list[int]:
+        """Move the grammar of one of `states` over a token sampled under `masks`. Returns what to
+        append.
+
+        When nothing but EOS can follow, it's added at once: that saves the step which could only
+        yield it. Not with log probabilities, since EOS has one too.
+
+        Raises:
+            InvalidRequest: the grammar became too complex on the way.
+        """
+        grammar, params = self.states[sequence.seq_id], sequence.request.message.sampling
+        try:
+            if masks is not None and (reason := masks.errors.get(sequence.seq_id)):
+                raise BadGrammar(reason)
+            grammar.advance([token_id])
+            if grammar.idle:
+                self.leave(sequence)
+                return [token_id]
+        except BadGrammar as error:
+            raise InvalidRequest(
+                f"The output can't go on under its grammar: {error}.",
+                param=PARAM,
+                code="grammar_too_complex",
+            ) from error
+        eos = grammar.own_ends or self._eos
+        room = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
+        stops = params.stop_token_ids or ()
+        if (
+            grammar.complete
+            and room
+            and params.logprobs is None
+            and token_id not in eos
+            and token_id not in stops
+        ):
+            return [token_id, eos[0]]
+        return [token_id]
+
+    # -- the backend ------------------------------------------------------------------------------
+
+    def _started_compiler(self) -> Compiler:
+        if self._compiler is None:
+            self._compiler = Compiler(
+                self._vocabulary(), self.limits, vocabularies=self._vocabularies
+            )
+            # The compiler's threads don't hold this object, so its end is theirs.
+            weakref.finalize(self, self._compiler.close)
+        return self._compiler
+
+    def _vocabulary(self) -> Vocabulary:
+        return self._vocabularies.models
+
+
+def _thinking_of(request: Request) -> Thinking | None:
+    """The reasoning that comes before a request's grammar, as an output begins it."""
+    params = request.message.sampling.thinking
+    return None if params is None else Thinking(params)
+
+
+def _is_free(state: GrammarState) -> bool:
+    """Whether any token may come: reasoning without a grammar behind it, within its budget."""
+    return state.matcher is None and state.phase is not Phase.CLOSING

@@ -1,0 +1,228 @@
+"""`Vocabularies`: the tokens that grammars are for, a model's or those of one of its adapters.
+
+An adapter may bring tokens, and a tokenizer that gives them, or rows that the model has to spare,
+other texts. Its grammars are compiled against these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import AdapterRef
+from engine.scheduler.request import Request
+from engine.structured_output.backend_llguidance import Vocabulary, available, words_for
+from engine.structured_output.grammar import CompiledGrammar
+from engine.text.adapter_tokenizers import AdapterTokenizers
+from engine.text.tokenizer import Tokenizer
+
+PARAM = "structured_outputs"
+#: Of adapters, that are kept, each of which takes megabytes.
+MOST_KEPT = 4
+#: Texts of tokens that an adapter may add to the model's, in all: a grammar's backend takes many
+#: times as much for them.
+MOST_TEXT_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySource:
+    """Whose tokens a grammar is for: the model's, unless a subclass says otherwise.
+
+    Attributes:
+        vocab_size: columns of the logits; 0: the model's.
+    """
+
+    vocab_size: int
+
+    @property
+    def key(self) -> bytes:
+        """Names their content; b"": the model's."""
+        return b""
+
+    def tokenizer(self, base: Tokenizer) -> Tokenizer:
+        """Who knows their texts; `base`: the model's."""
+        return base
+
+
+#: The model's own.
+MODELS = VocabularySource(0)
+
+
+class Vocabularies:
+    """A model's and its adapters'. Any thread may ask.
+
+    Args:
+        tokenizer: None where the engine runs on token ids alone; then there are none.
+        vocab_size: width of the model's logits.
+        eos_token_ids: what ends an output of the model's.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Iterable[int]
+    ) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._known: OrderedDict[bytes, Vocabulary] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask of the model's tokens."""
+        return words_for(max(self._vocab_size, self.check().vocab_size))
+
+    @property
+    def models(self) -> Vocabulary:
+        """The model's. Raises `InvalidRequest` where it can't have grammars."""
+        return self._made(self.check(), self._vocab_size, self.eos_token_ids)
+
+    def check(self) -> Tokenizer:
+        """The model's tokenizer. Raises `InvalidRequest` where it can't have grammars."""
+        if self._tokenizer is None:
+            raise _lacking("This model", "tokenizer")
+        if not self.eos_token_ids:
+            raise _lacking("This model", "end-of-sequence token")
+        if not available():
+            raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
+        return self._tokenizer
+
+    def of(self, source: VocabularySource) -> Vocabulary:
+        """An adapter's: files may have to be read for it.
+
+        Raises `InvalidRequest` where they can't be read, or no grammar is possible with them.
+        """
+        with self._lock:
+            found = self._known.get(source.key)
+        if found is None:
+            found = self._read(source)
+        with self._lock:
+            self._known[source.key] = found
+            self._known.move_to_end(source.key)
+            while len(self._known) > MOST_KEPT:
+                self._known.popitem(last=False)
+        return found
+
+    def _read(self, source: VocabularySource) -> Vocabulary:
+        base, size = self.check(), source.vocab_size or self._vocab_size
+        own = source.tokenizer(base)
+        added = sum(len(text.encode()) for text in own.added_tokens.values())
+        if added > MOST_TEXT_BYTES + sum(len(text.encode()) for text in base.added_tokens.values()):
+            raise InvalidRequest(
+                f"The adapter's tokenizer adds texts of {added} bytes; at most {MOST_TEXT_BYTES} "
+                "are taken for structured output.",
+                param=PARAM,
+            )
+        ends = [*self.eos_token_ids, own.eos_token_id]
+        eos = dict.fromkeys(token for token in ends if token is not None and token < size)
+        if not eos:
+            raise _lacking("The adapter", "end-of-sequence token")
+        return self._made(own, size, tuple(eos))
+
+    @staticmethod
+    def _made(tokenizer: Tokenizer, size: int, eos: tuple[int, ...]) -> Vocabulary:
+        return Vocabulary(tokenizer.to_json(), max(size, tokenizer.vocab_size), eos)
+
+
+def _lacking(whose: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{whose} has no {what}, which structured output needs.", param=PARAM)
+
+
+# -- Vocabularies of adapters that bring tokens, or a tokenizer that gives rows other texts.
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterVocabulary(VocabularySource):
+    """An adapter's. `vocab_size`: of its rows, where it brings tokens; 0: the model's."""
+
+    adapter: AdapterRef
+
+    @property
+    def key(self) -> bytes:
+        """See `VocabularySource`."""
+        return f"{self.adapter.tokenizer}:{self.vocab_size}".encode()
+
+    def tokenizer(self, base: Tokenizer) -> Tokenizer:
+        """See `VocabularySource`: files may have to be read for it. Raises `InvalidRequest`."""
+        return AdapterTokenizers().of(self.adapter, base)  # kept as a text alone, by who asks
+
+
+def source_of(request: Request) -> VocabularySource:
+    """Of a request, whose adapter is there if it has one."""
+    adapter = request.message.adapter
+    if adapter is None or not (adapter.tokenizer or request.vocab_size):
+        return MODELS
+    return AdapterVocabulary(request.vocab_size, adapter)
+
+
+# -- `GrammarCache`: the grammars used last, bounded by number and by bytes.
+
+
+MAX_ENTRIES = 256
+MAX_BYTES = 256 * 2**20
+#: What an entry takes beside the grammar itself.
+_ENTRY_BYTES = 4096
+
+
+class GrammarCache:
+    """Outcomes by spec: grammars, and reasons why there is none, so that a bad grammar that comes
+    again costs nothing. The least recently used leave first. In memory only.
+    """
+
+    def __init__(
+        self,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        max_vocabularies: int = MOST_KEPT,
+    ) -> None:
+        """`max_vocabularies`: of adapters."""
+        self.max_vocabularies = max_vocabularies
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_hits = 0
+        self.num_queries = 0
+        #: By vocabulary and spec.
+        self._entries: OrderedDict[tuple[bytes, bytes], CompiledGrammar | str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes, vocabulary: bytes = b"") -> CompiledGrammar | str | None:
+        """The outcome of a spec for a vocabulary, or None when it isn't known."""
+        self.num_queries += 1
+        found = self._entries.get((vocabulary, key))
+        if found is not None:
+            self.num_hits += 1
+            self._entries.move_to_end((vocabulary, key))
+        return found
+
+    def put(self, key: bytes, outcome: CompiledGrammar | str, vocabulary: bytes = b"") -> None:
+        """Keep an outcome; one larger than the whole cache isn't kept."""
+        size = _size(outcome)
+        if (vocabulary, key) in self._entries or size > self.max_bytes:
+            return
+        self._entries[vocabulary, key] = outcome
+        self.num_bytes += size
+        while len(self._entries) > self.max_entries or self.num_bytes > self.max_bytes:
+            self._drop(next(iter(self._entries)))
+        self._drop_vocabularies()
+
+    def _drop_vocabularies(self) -> None:
+        """Let go of adapters' vocabularies that were used longest ago, with all of their grammars:
+        these hold them, and they are large.
+        """
+        others = list(dict.fromkeys(each for each, _ in reversed(self._entries) if each))
+        for old in others[self.max_vocabularies :]:
+            for key in [key for key in self._entries if key[0] == old]:
+                self._drop(key)
+
+    def _drop(self, key: tuple[bytes, bytes]) -> None:
+        self.num_bytes -= _size(self._entries.pop(key))
+
+
+def _size(outcome: CompiledGrammar | str) -> int:
+    if isinstance(outcome, str):
+        return _ENTRY_BYTES + len(outcome)
+    return _ENTRY_BYTES + outcome.num_bytes

@@ -1,0 +1,1 @@
+"""What the engine asks of the machine and of Redis."""

@@ -1,0 +1,443 @@
+"""Clients of Redis, made in one place. What is asked by the thousand goes by `redis_link`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import hiredis
+import redis
+import redis.asyncio.connection as asynchronous
+import redis.connection as synchronous
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import (
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+# -- `RedisLink`: one pipelined connection to Redis for an event loop, for commands by the thousand.
+#
+# A redis-py command holds a connection of a pool until its reply is there, and costs an event loop
+# about 0.1 ms. Here all commands share a connection: what is sent in one turn of the loop leaves in
+# one write, replies come back in order, and a command costs a few microseconds. redis-py still
+# makes the connection (TLS, users, databases), and hiredis writes and reads the protocol.
+#
+# Nothing is ever sent twice: when the connection breaks, every command without a reply fails. A
+# server that says it's a replica gets no more: the next ones go to whoever has its address by then.
+
+
+logger = logging.getLogger(__name__)
+
+Word = bytes | str | int | float
+#: Told a reply; raises nothing.
+Hear = Callable[[Any], None]
+CONNECT_TIMEOUT_S = 5.0
+#: Commands that wait for replies; more are refused. A Redis that stands still must not fill memory.
+MAX_PENDING = 100_000
+
+
+#: Answers of a Redis that is there and can't serve now; time, or its operator, mends that. redis-py
+#: cuts off some of these words and makes a class of them, and in a pipeline it puts its own first.
+_REFUSAL = re.compile(
+    r"(?:^|caused error: )"
+    r"(OOM|READONLY|MISCONF|LOADING|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED)\b"
+)
+_REFUSALS: dict[type[RedisError], str] = {OutOfMemoryError: "OOM", ReadOnlyError: "READONLY"}
+
+
+def refusal_of(error: RedisError) -> str | None:
+    """The word by which Redis said that it can't serve now ("OOM", "READONLY", "MISCONF" ...);
+    None for any other error.
+    """
+    if word := _REFUSALS.get(type(error)):
+        return word
+    found = _REFUSAL.search(str(error)) if isinstance(error, ResponseError) else None
+    return found[1] if found else None
+
+
+def is_temporary(error: RedisError) -> bool:
+    """Whether to try again later: Redis is away, or says that it can't serve now."""
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        return True
+    return refusal_of(error) is not None
+
+
+#: By what a server says that it is, or was just made, a replica.
+_OF_REPLICAS = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
+#: One that lasted less isn't left for it: a Redis that stays read-only is asked often.
+_LEFT_AFTER_S = 0.5
+
+
+def is_left_behind(error: RedisError) -> bool:
+    """Whether the server was made a replica, so that its address may lead to another one by now."""
+    return refusal_of(error) in _OF_REPLICAS
+
+
+class RedisLink:
+    """Commands over one connection, which is made when needed and again after it broke.
+
+    Args:
+        url: redis://, rediss:// or unix://, as redis-py reads it.
+        timeout_s: a reply that takes longer breaks the connection.
+
+    All methods are called on one event loop.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+        self._url, self._timeout_s = url, timeout_s
+        self._wire: _Wire | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._unsent: list[bytes] = []
+        self._waiting: list[asyncio.Future[Any]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def send(self, *words: Word, hear: Hear | None = None) -> asyncio.Future[Any]:
+        """Send a command in this turn of the loop; the future has its reply (RESP2, bytes).
+
+        `hear` is called with the reply as it arrives, where whoever awaits the future goes on with
+        the loop's next turn, which may be long.
+
+        The future fails with `redis.RedisError`: `ResponseError` and `NoScriptError` are Redis's
+        own answers, `ConnectionError` and `TimeoutError` leave open whether it ran.
+        """
+        loop = self._loop = self._loop or asyncio.get_running_loop()
+        future: asyncio.Future[Any]
+        future = loop.create_future() if hear is None else _Heard(hear, loop=loop)
+        wire = self._wire
+        if len(self._waiting) + (len(wire.pending) if wire else 0) >= MAX_PENDING:
+            future.set_exception(RedisConnectionError("Too many commands wait for Redis."))
+            return future
+        self._unsent.append(hiredis.pack_command(words))  # type: ignore[arg-type]
+        self._waiting.append(future)
+        if len(self._waiting) == 1:
+            if wire is not None:
+                loop.call_soon(self.flush)
+            elif self._connecting is None:
+                self._connecting = loop.create_task(self._connect())
+        return future
+
+    async def execute(self, *words: Word) -> Any:
+        """Send a command and wait for its reply. Raises redis.RedisError."""
+        return await self.send(*words)
+
+    async def close(self) -> None:
+        """Close the connection. Commands that still wait fail."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self._wire is not None:
+            self.flush()
+            self._wire.close()
+        self._fail_unsent(RedisConnectionError("The connection to Redis was closed."))
+
+    def flush(self) -> None:
+        """Write now what was sent, and not at the end of this turn of the loop."""
+        wire = self._wire
+        if wire is None:  # it broke meanwhile: what was not sent yet may go over the next one
+            if self._waiting and self._connecting is None:
+                self._connecting = asyncio.create_task(self._connect())
+            return
+        if self._waiting:
+            wire.write(b"".join(self._unsent), self._waiting)
+            self._unsent, self._waiting = [], []
+
+    async def _connect(self) -> None:
+        try:
+            self._wire = await _open(self._url, self._timeout_s, self._broken)
+        except (RedisError, OSError) as error:
+            self._fail_unsent(_as_redis_error(error))
+        finally:
+            self._connecting = None
+        self.flush()
+
+    def _broken(self, wire: _Wire) -> None:
+        if self._wire is wire:
+            self._wire = None
+
+    def _fail_unsent(self, error: RedisError) -> None:
+        waiting, self._waiting, self._unsent = self._waiting, [], []
+        _fail(waiting, error)
+
+
+class _Heard(asyncio.Future[Any]):
+    """Tells somebody of its result at once."""
+
+    def __init__(self, hear: Hear, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._hear = hear
+
+    def set_result(self, result: Any) -> None:
+        """The reply is here."""
+        super().set_result(result)
+        self._hear(result)
+
+
+class _Wire(asyncio.Protocol):
+    """A socket after the handshake: replies go to the futures in order."""
+
+    def __init__(self, timeout_s: float, on_lost: Any) -> None:
+        self._timeout_s, self._on_lost = timeout_s, on_lost
+        self._reader = hiredis.Reader(replyError=_reply_error)
+        self.pending: deque[asyncio.Future[Any]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._answered = 0
+        self._made_at, self._left = self._loop.time(), False
+        self._error: RedisError | None = None
+
+    def use(self, writer: asyncio.StreamWriter) -> None:
+        """Take a connected socket over from whoever shook hands on it."""
+        transport: Any = writer.transport
+        self._writer = writer  # which would close the socket when it's collected
+        self._transport = transport
+        transport.set_protocol(self)
+
+    def write(self, data: bytes, futures: Sequence[asyncio.Future[Any]]) -> None:
+        """Send commands; each future gets its reply."""
+        self.pending.extend(futures)
+        if self._transport is None or self._transport.is_closing():
+            self.connection_lost(None)
+            return
+        self._transport.write(data)
+        if self._watch is None:
+            self._look_again()
+
+    def close(self) -> None:
+        """Close the socket, after what was written."""
+        if self._transport is not None:
+            self._transport.close()
+        self._stop_watching()
+
+    # -- asyncio.Protocol -----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        reader, pending = self._reader, self.pending
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                self._answered += 1
+                future = pending.popleft()
+                if isinstance(reply, RedisError) and is_left_behind(reply):
+                    self._leave()
+                if future.done():  # nobody waits any more
+                    continue
+                if isinstance(reply, RedisError):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._abort(RedisConnectionError(f"Redis sent what is no reply: {error!r}"))
+        if self._left and not pending:
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_watching()
+        self._on_lost(self)
+        reason = self._error or RedisConnectionError(f"Redis closed the connection: {error}")
+        futures = list(self.pending)
+        self.pending.clear()
+        _fail(futures, reason)
+
+    def _leave(self) -> None:
+        """Take no more commands; the link connects anew for the next."""
+        if not self._left and self._loop.time() - self._made_at > _LEFT_AFTER_S:
+            self._left = True
+            self._on_lost(self)
+
+    # -- a Redis that stands still --------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        self._watch = self._loop.call_later(self._timeout_s, self._look, self._answered)
+
+    def _look(self, answered: int) -> None:
+        """Between one and two `timeout_s` without any reply, while some are owed: give up."""
+        self._watch = None
+        if not self.pending:
+            return
+        if self._answered == answered:
+            self._abort(RedisTimeoutError(f"Redis did not answer within {self._timeout_s:g} s."))
+            return
+        self._look_again()
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _abort(self, error: RedisError) -> None:
+        self._error = error
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def _open(url: str, timeout_s: float, on_lost: Any) -> _Wire:
+    """Connect and shake hands. Raises redis.RedisError, OSError."""
+    arguments: dict[str, Any] = dict(parse_url(url))
+    kind: type[AbstractConnection] = arguments.pop("connection_class", Connection)
+    arguments |= {
+        "protocol": 2,  # RESP3 may push messages that no command asked for
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    connection = kind(**arguments)
+    await connection.connect()
+    writer = connection._writer
+    if writer is None:
+        raise RedisConnectionError("The connection to Redis closed while it was made.")
+    connection._reader = connection._writer = None  # it's ours now
+    wire = _Wire(timeout_s, on_lost)
+    wire.use(writer)
+    return wire
+
+
+def _reply_error(text: str) -> RedisError:
+    return NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text)
+
+
+def _as_redis_error(error: RedisError | OSError) -> RedisError:
+    return error if isinstance(error, RedisError) else RedisConnectionError(str(error))
+
+
+def _fail(futures: Sequence[asyncio.Future[Any]], error: RedisError) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # seen: a command that was posted may have nobody who waits
+
+
+TIMEOUT_S = 5.0
+#: Who asks, as `CLIENT SETINFO` says. Each connection would read it from redis-py's package anew: a
+#: millisecond that an event loop stands still.
+_DRIVER = DriverInfo()
+
+
+class _Following:
+    """Connects anew after the server was made a replica: the address may follow the primary."""
+
+    _left_behind = False
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """Raises what the connection's own does."""
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            self._left_behind |= is_left_behind(error)
+            raise
+
+    def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Raises what the connection's own does."""
+        if self._left_behind:
+            self._left_behind = False
+            self.disconnect()  # type: ignore[attr-defined]
+        super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+
+class _AsyncFollowing:
+    """The same for an event loop."""
+
+    _left_behind = False
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Raises what the connection's own does."""
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            self._left_behind |= is_left_behind(error)
+            raise
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Raises what the connection's own does."""
+        if self._left_behind:
+            self._left_behind = False
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        await super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+
+class _Tcp(_Following, synchronous.Connection):
+    pass
+
+
+class _Tls(_Following, synchronous.SSLConnection):
+    pass
+
+
+class _Unix(_Following, synchronous.UnixDomainSocketConnection):
+    pass
+
+
+class _AsyncTcp(_AsyncFollowing, asynchronous.Connection):
+    pass
+
+
+class _AsyncTls(_AsyncFollowing, asynchronous.SSLConnection):
+    pass
+
+
+class _AsyncUnix(_AsyncFollowing, asynchronous.UnixDomainSocketConnection):
+    pass
+
+
+_KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "rediss": (_Tls, _AsyncTls),
+    "unix": (_Unix, _AsyncUnix),
+}
+
+
+def _kinds(url: str) -> tuple[type[Any], type[Any]]:
+    return _KINDS.get(urlsplit(url).scheme, (_Tcp, _AsyncTcp))
+
+
+class FollowingPool(redis.ConnectionPool):
+    """For others who make pools of connections, such as Django's cache."""
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> FollowingPool:
+        """As redis-py's."""
+        kind = _kinds(url)[0]
+        return super().from_url(url, connection_class=kind, driver_info=_DRIVER, **options)
+
+
+def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0) -> redis.Redis:
+    """A client for threads. `block_s`: its longest blocking read, on top of a reply's time."""
+    return redis.Redis.from_url(
+        url,
+        connection_class=_kinds(url)[0],
+        driver_info=_DRIVER,
+        socket_timeout=timeout_s + block_s,
+        socket_connect_timeout=timeout_s,
+    )
+
+
+def patient_client(url: str) -> redis.Redis:
+    """A client for a replica's threads, whose blocking reads may take as long as they like."""
+    kind = _kinds(url)[0]
+    return redis.Redis.from_url(
+        url, connection_class=kind, driver_info=_DRIVER, health_check_interval=15
+    )
+
+
+def async_client(url: str) -> AsyncRedis:
+    """A client for what is asked a few times a second. It repeats no command by itself."""
+    about: dict[str, Any] = dict(asynchronous.parse_url(url))
+    about |= {"retry": Retry(NoBackoff(), 0), "connection_class": _kinds(url)[1]}
+    about |= {"driver_info": _DRIVER}
+    pool = asynchronous.ConnectionPool(
+        **about, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+    )
+    return AsyncRedis.from_pool(pool)

@@ -1,0 +1,249 @@
+"""Chat messages as a template may see them: plain JSON values, content in the form it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from engine.contract.errors import InvalidRequest
+from engine.text.jinja_environment import ChatTemplate
+
+# -- Lone surrogates: JSON can carry them, UTF-8 can't.
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with surrogate pairs joined and each lone surrogate replaced by U+FFFD."""
+    if text.isascii() or _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+MAX_DEPTH = 100
+#: Names a message's reasoning goes by; templates read the first, gpt-oss's the second.
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+Message = dict[str, Any]
+CONTENT_FORMATS = ("auto", "string", "openai")
+
+
+def plain_value(value: Any, param: str, depth: int = 0) -> Any:
+    """A deep copy made of exact JSON types, so that a template can't reach anything else.
+
+    Raises:
+        InvalidRequest: some other type, or nested deeper than `MAX_DEPTH`.
+    """
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{param} is nested deeper than {MAX_DEPTH} levels.", param=param)
+    if isinstance(value, str):
+        return without_surrogates(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, dict):
+        return {
+            plain_value(key, param, depth): plain_value(item, param, depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_value(item, param, depth + 1) for item in value]
+    raise InvalidRequest(f"{param} holds a {type(value).__name__}, which is no JSON.", param=param)
+
+
+def prepare_messages(
+    messages: Sequence[Any], template: ChatTemplate, content_format: str = "auto"
+) -> list[Message]:
+    """Messages to render: without absent (None) fields, content as the template reads it.
+
+    `content_format`: "string" or "openai" (a list of parts) for every message; "auto" is what the
+    template's source tells.
+
+    Raises:
+        InvalidRequest: none at all, one that's no object with a role, or content of a wrong type.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message.", param="messages")
+    if content_format not in CONTENT_FORMATS:
+        raise InvalidRequest(
+            f"The content format must be one of {', '.join(CONTENT_FORMATS)}.", param="messages"
+        )
+    wraps = template.iterates_content and not template.tests_content
+    takes_parts = template.iterates_content
+    if content_format != "auto":
+        wraps = takes_parts = content_format == "openai"
+    return [_prepare(k, message, wraps, takes_parts) for k, message in enumerate(messages)]
+
+
+def _prepare(index: int, message: Any, wraps: bool, takes_parts: bool) -> Message:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"{where} must be an object.", param="messages")
+    prepared: Message = {
+        key: plain_value(value, "messages") for key, value in message.items() if value is not None
+    }
+    if not isinstance(prepared.get("role"), str):
+        raise InvalidRequest(f"{where}.role must be a string.", param="messages")
+    if "content" in prepared:
+        prepared["content"] = _content(where, prepared["content"], wraps, takes_parts)
+    reasoning = next((prepared[name] for name in REASONING_FIELDS if name in prepared), None)
+    if reasoning is not None:
+        prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+    return prepared
+
+
+def _content(where: str, content: Any, wraps: bool, takes_parts: bool) -> str | list[Any]:
+    """A string or parts: strings as parts with `wraps`, parts as a string without `takes_parts`."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if wraps else content
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{where}.content must be a string or a list of parts.", param="messages"
+        )
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    if takes_parts:
+        return parts
+    return "\n".join(_part_text(f"{where}.content[{k}]", part) for k, part in enumerate(parts))
+
+
+def _part_text(where: str, part: Any) -> str:
+    """The text of a content part."""
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    if kind != "text":
+        raise InvalidRequest(
+            f"{where} has type {kind!r}, but this model's chat template takes text only.",
+            param="messages",
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text must be a string.", param="messages")
+    return text
+
+
+# -- Control tokens that a client typed stay text: nobody forges a role by writing `<|im_start|>`.
+#
+# Characters that begin a control token are replaced in the client's strings by stand-ins (code
+# points of a private-use plane that the strings don't hold). What looks like a control token after
+# rendering
+# was therefore written by the template. One character stands for one, so that positions stay, and
+# no template operation can cut a stand-in in half.
+
+
+#: Where stand-ins are taken from (supplementary private use area B).
+_FIRST_STAND_IN = 0x100000
+#: Roles whose messages are the client's own words to the model, or the model's: in them only
+#: special tokens are text. A `<think>` or `<tool_call>` there is what the model itself reads.
+_OWN_ROLES = frozenset(("assistant", "system", "developer"))
+
+
+def _alternatives(tokens: frozenset[str]) -> str:
+    """A regular expression for any of the tokens, the longest first; never matches when empty."""
+    return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer.
+
+    Args:
+        special: special tokens.
+        control: those and the added ones that the chat template writes.
+    """
+
+    def __init__(self, special: frozenset[str], control: frozenset[str]) -> None:
+        self.pattern = re.compile(_alternatives(control))
+        self.first_chars = "".join(sorted({token[0] for token in control if token}))
+        initial = f"[{re.escape(self.first_chars)}]" if self.first_chars else "(?!)"
+        self._initial = re.compile(initial)
+        self._special = re.compile(_alternatives(special))
+        self._allowed = re.compile(f"(?P<allowed>{_alternatives(control - special)})|{initial}")
+
+    def may_begin_in(self, value: Any) -> bool:
+        """Whether some string in `value` has a character that begins a control token."""
+        return any(self._initial.search(text) for text in strings_in(value))
+
+    def find(self, text: str) -> list[str]:
+        """The control tokens in `text`, from left to right."""
+        return self.pattern.findall(text)
+
+    def forbidden(self, role: str | None) -> re.Pattern[str]:
+        """What must stay text in a message of this role; None: outside messages."""
+        return self._special if role is None or role in _OWN_ROLES else self.pattern
+
+    def initials(self, role: str | None) -> re.Pattern[str]:
+        """Every character that could begin a forbidden token; group `allowed` is left alone."""
+        return self._allowed if role is None or role in _OWN_ROLES else self._initial
+
+
+class Mask:
+    """Stand-ins for one request's strings.
+
+    Args:
+        tokens: the tokenizer's control tokens.
+        inputs: everything of the client's that the template sees.
+    """
+
+    def __init__(self, tokens: ControlTokens, inputs: Any) -> None:
+        taken = {char for text in strings_in(inputs) if not text.isascii() for char in text}
+        free = (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in taken)
+        self._tokens = tokens
+        self._stand_in = dict(zip(tokens.first_chars, free))
+        self._original = str.maketrans({new: old for old, new in self._stand_in.items()})
+
+    def tokens(self, text: str, role: str | None) -> str:
+        """`text` with the first character of each forbidden token masked."""
+        pattern = self._tokens.forbidden(role)
+        while pattern.search(text):  # again for a token that overlapped a masked one
+            text = pattern.sub(lambda found: self._stand_in[found[0][0]] + found[0][1:], text)
+        return text
+
+    def initials(self, text: str, role: str | None) -> str:
+        """`text` with every character masked that could begin a forbidden token."""
+        pattern = self._tokens.initials(role)
+
+        def mask(found: re.Match[str]) -> str:
+            allowed = found.groupdict().get("allowed")
+            return self._stand_in[found[0]] if allowed is None else found[0]
+
+        return pattern.sub(mask, text)
+
+    def unescape(self, text: str) -> str:
+        """`text` with stand-ins that a template escaped as JSON (`\\udbc0...`) as characters."""
+        for stand_in in self._stand_in.values():
+            text = text.replace(json.dumps(stand_in)[1:-1], stand_in)
+        return text
+
+    def restore(self, text: str) -> str:
+        """`text` with the original characters, each where its stand-in was."""
+        return text.translate(self._original)
+
+
+def masked(value: Any, mask: Any, role: str | None = None) -> Any:
+    """`value` with `mask(text, role)` for every string in it, keys of objects included."""
+    if isinstance(value, str):
+        return mask(value, role)
+    if isinstance(value, list):
+        return [masked(item, mask, role) for item in value]
+    if isinstance(value, dict):
+        return {masked(k, mask, role): masked(v, mask, role) for k, v in value.items()}
+    return value
+
+
+def masked_messages(messages: list[Message], mask: Any) -> list[Message]:
+    """Messages with every string masked by its message's role."""
+    return [masked(message, mask, message["role"]) for message in messages]
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys of objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from strings_in(key)
+            yield from strings_in(item)

@@ -1,0 +1,144 @@
+"""`StopChecker`: stop strings in streamed text, found across the borders of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.text.tokenizer import Tokenizer
+
+# -- Bad words as token ids: what the sampler can forbid.
+
+
+#: Stands before a word that is to be tokenised as in the middle of a text.
+_ANCHOR = "\n"
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+    """Token-id sequences that spell the words: at a text's start, inside a text, after a space.
+
+    A word is tokenised differently in these places, and each way has to be forbidden. A model can
+    still spell a word in other tokens than its tokenizer would (letter by letter, say).
+    """
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip(" ")
+        spellings = (
+            tokenizer.encode_plain(bare),
+            _inside(tokenizer, bare),
+            _inside(tokenizer, " " + bare),
+        )
+        for ids in spellings:
+            if ids and ids not in found:
+                found.append(ids)
+    return found
+
+
+def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of `text` in the middle of a text; none where it melts into what's before it."""
+    before = tokenizer.encode_plain(_ANCHOR)
+    ids = tokenizer.encode_plain(_ANCHOR + text)
+    return ids[len(before) :] if ids[: len(before)] == before else []
+
+
+class _Matcher:
+    """Knuth-Morris-Pratt for one stop string; its table grows only as far as texts get into it.
+
+    Attributes:
+        state: how many of the stop string's characters the text read so far ends with.
+    """
+
+    __slots__ = ("_fail", "state", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.state = 0
+        #: `_fail[k]`: length of the longest proper prefix that `stop[:k]` also ends with.
+        self._fail = [0, 0]
+
+    def _fallback(self, state: int) -> int:
+        """`_fail[state]`, computed at need: each entry once."""
+        fail, stop = self._fail, self.stop
+        while len(fail) <= state:
+            last = len(fail) - 1
+            k = fail[last]
+            while k and stop[last] != stop[k]:
+                k = fail[k]
+            fail.append(k + 1 if stop[last] == stop[k] else 0)
+        return fail[state]
+
+    def feed(self, text: str, limit: int, may_stop: bool) -> int:
+        """Read `text[:limit]`; return after how many characters the stop is complete, or 0."""
+        stop, size, state = self.stop, len(self.stop), self.state
+        position = 0
+        while position < limit:
+            if state == 0:
+                position = text.find(stop[0], position, limit)
+                if position < 0:
+                    break
+            char = text[position]
+            while state and stop[state] != char:
+                state = self._fallback(state)
+            if stop[state] == char:
+                state += 1
+            position += 1
+            if state == size:
+                if may_stop:
+                    return position
+                state = self._fallback(state)
+        self.state = state
+        return 0
+
+
+class StopChecker:
+    """Holds back only text that may still become a stop string.
+
+    The stop string that is complete first wins. Where several end at the same character, the one
+    that begins first does (the longest), then the order of the list. How the text is cut into
+    pushes makes no difference.
+
+    Args:
+        stops: up to 64 non-empty strings.
+        include_stop_str_in_output: whether the emitted text ends with the stop string or before it.
+    """
+
+    def __init__(
+        self, stops: Sequence[str] | None, include_stop_str_in_output: bool = False
+    ) -> None:
+        self._matchers = [_Matcher(stop) for stop in stops or ()]
+        self._include = include_stop_str_in_output
+        self._held = ""
+        #: The stop string that was found, or None.
+        self.matched: str | None = None
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
+        """Text that is safe to emit, and the stop string found, if one was.
+
+        With `may_stop=False` (the output is shorter than `min_tokens`) stop strings that end in
+        `text` are text like any other. After a match nothing more is emitted.
+        """
+        if self.matched is not None:
+            return "", self.matched
+        if not self._matchers or not text:
+            return text, None
+        best: tuple[int, int] | None = None  # (end, -length): the smallest wins
+        for matcher in self._matchers:
+            end = matcher.feed(text, best[0] if best else len(text), may_stop)
+            if end and (best is None or (end, -len(matcher.stop)) < best):
+                best = (end, -len(matcher.stop))
+                self.matched = matcher.stop
+        if best is not None:
+            return self._finish(text[: best[0]], -best[1]), self.matched
+        keep = max(matcher.state for matcher in self._matchers)
+        pending = self._held + text
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], None
+
+    def _finish(self, text: str, length: int) -> str:
+        """The last text of the output: up to the end of the stop string, or its beginning."""
+        text, self._held = self._held + text, ""
+        return text if self._include else text[: len(text) - length]
+
+    def flush(self) -> str:
+        """What was held back, now that no more text comes; "" after a match."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,354 @@
+"""The `tokenizers` library's object behind `Tokenizer`: checked, special tokens declared."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from engine.text.tokenizer_files import TokenizerSettings, parse_object, read_text, shortened
+
+TOKENIZER_FILE = "tokenizer.json"
+#: Files of tokenizers that `engine.text.tokenizer_folder` can turn into a `tokenizer.json`.
+CONVERTIBLE_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_SUBWORD_PREFIX = re.compile(
+    r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]'  # or its name in another spelling
+)
+#: Ids up to that many times the tokens, and more, are used by models with gaps.
+_SPARSE, _MOST_UNUSED = 4, 1 << 16
+#: A longer text is tokenised without holding up other threads.
+_LONG_CHARS = 4096
+#: Of one text: no context is longer, and a list of them holds up other threads while it's made.
+MAX_TOKENS = 1 << 20
+#: A text of more characters for each token that it may have is counted in pieces first: few such
+#: texts fit, and of ten megabytes at once the library makes a gigabyte.
+CHARS_A_TOKEN = 6
+PIECE_CHARS = 1 << 17
+#: More tokens than a cut makes, of what it divides: words are shorter, in characters.
+_OF_A_CUT = 512
+#: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
+_PANIC = "PanicException"
+
+
+def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    """The tokenizer in `folder`, never truncating or padding.
+
+    Raises:
+        ModelLoadError: no folder, no `tokenizer.json`, or one that isn't a tokenizer.
+    """
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is no folder.", param="model")
+    path = folder / TOKENIZER_FILE
+    if not path.exists():
+        found = [name for name in CONVERTIBLE_FILES if (folder / name).is_file()]
+        hint = f" {found[0]} is there: it must be converted first." if found else ""
+        raise ModelLoadError(f"{path} is missing.{hint}", param="model")
+    text = read_text(path)
+    _check_merges(text, path)
+    with _naming(path, text):
+        backend = tokenizers.Tokenizer.from_str(text)
+        _check_ids(backend, path)
+        backend = declare_tokens(backend, settings)
+        backend.encode("")  # looks up what is put around every text
+        return backend
+
+
+@contextmanager
+def _naming(path: Path, text: str) -> Iterator[None]:
+    """The library's failures as `ModelLoadError`; it raises nothing narrow, and may panic."""
+    try:
+        yield
+    except ModelLoadError:
+        raise
+    except BaseException as error:
+        if not _is_library_error(error):
+            raise
+        parse_object(text, path)
+        raise ModelLoadError(
+            f"{path} is no tokenizer: {shortened(error)}.", param="model"
+        ) from error
+
+
+def _is_library_error(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == _PANIC
+
+
+def encode(
+    backend: tokenizers.Tokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    offsets: bool = False,
+) -> tokenizers.Encoding:
+    """The tokens of a text, and what the library knows of them besides; all of it at once.
+
+    Args:
+        offsets: where each token stands in the text is needed too.
+
+    Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
+        than `MAX_TOKENS`.
+    """
+    _check_beginning(backend, text)
+    found = read(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
+    if len(found) > MAX_TOKENS:
+        raise exactly(len(found))
+    return found
+
+
+def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
+    """Raise `ContextLengthExceeded` for a text whose beginning has over `MAX_TOKENS` already.
+
+    The rest isn't looked at. It's read in pieces, so that little of it is in memory at a time; a
+    cut changes the tokens of what it divides alone.
+    """
+    size = CHARS_A_TOKEN * MAX_TOKENS + _OF_A_CUT
+    if len(text) <= size:
+        return
+    count, step = 0, min(size, PIECE_CHARS)
+    for start in range(0, len(text), step):
+        piece = text[start : start + step]
+        count += len(read(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
+        if count > MAX_TOKENS:
+            raise over(MAX_TOKENS, of_context=False)
+
+
+def exactly(count: int) -> ContextLengthExceeded:
+    """The error for a text of more than `MAX_TOKENS` tokens, all of which were counted."""
+    return ContextLengthExceeded(
+        f"The text has {count} tokens; {MAX_TOKENS} are the most.", param="prompt"
+    )
+
+
+def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
+    """The error for a text of over `most` tokens, of which nobody counted all."""
+    which = f"the model's context is {most} tokens" if of_context else f"{most} are the most"
+    return ContextLengthExceeded(
+        f"There are more than {most} tokens in the prompt; {which}.", param="prompt"
+    )
+
+
+def read(
+    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool
+) -> tokenizers.Encoding:
+    """The tokens of a text, however many. Raises `InvalidRequest` where it can't be read."""
+    # The library holds Python's lock for all of `encode`: seconds for a megabyte, in which no
+    # other thread runs. It lets go of it in a batch.
+    batch = backend.encode_batch if offsets else backend.encode_batch_fast
+    try:
+        if len(text) > _LONG_CHARS:
+            (found,) = batch([text], add_special_tokens=add_special_tokens)
+        else:
+            found = backend.encode(text, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if not _is_library_error(error):
+            raise
+        raise InvalidRequest(
+            f"The model's tokenizer can't read the text: {shortened(error)}.", param="prompt"
+        ) from error
+    return found
+
+
+def _check_merges(text: str, path: Path) -> None:
+    """Refuse merges that don't have the prefix which the library cuts off without looking.
+
+    Where that falls within a character, the library ends the process.
+    """
+    if _SUBWORD_PREFIX.search(text) is None:
+        return
+    model = parse_object(text, path).get("model")
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[-1:]
+        second = second[0] if isinstance(second, list) and second else second
+        if isinstance(second, str) and not second.startswith(prefix):
+            raise ModelLoadError(
+                f"{path}: the merge {shortened(merge)} lacks continuing_subword_prefix "
+                f"{shortened(prefix)}.",
+                param="model",
+            )
+
+
+def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """Refuse ids so far apart that lists of all ids below them would fill the memory."""
+    ids = backend.get_vocab().values()
+    most = _SPARSE * len(ids) + _MOST_UNUSED
+    if max(ids, default=0) > most:
+        raise ModelLoadError(
+            f"{path}: the largest id, {max(ids)}, is far beyond its {len(ids)} tokens.",
+            param="model",
+        )
+
+
+def declare_tokens(
+    backend: tokenizers.Tokenizer, settings: TokenizerSettings
+) -> tokenizers.Tokenizer:
+    """Declare the settings' added and special tokens and switch truncation and padding off."""
+    present = set(map(repr, backend.get_added_tokens_decoder().values()))
+    new = [
+        token for _, token in sorted(settings.added_tokens.items()) if repr(token) not in present
+    ]
+    if new:
+        backend.add_tokens(new)
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    special = [known.get(token.content, token) for token in settings.special_tokens]
+    special = [token for token in special if token.content not in known or not token.special]
+    if special:
+        backend.add_special_tokens(special)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def plain_copy(
+    backend: tokenizers.Tokenizer, text_tokens: frozenset[str], *, inside: bool
+) -> tokenizers.Tokenizer:
+    """A copy for text in which control tokens are ordinary characters.
+
+    Args:
+        text_tokens: added tokens to read as characters besides the special ones.
+        inside: for text that doesn't start the prompt: no prefix space is put before it where the
+            original puts one only before the very first word.
+    """
+    data: dict[str, Any] = json.loads(backend.to_str())
+    data["post_processor"] = None
+    for token in data["added_tokens"]:
+        if token["content"] in text_tokens:
+            token["special"] = True
+    if inside:
+        _drop_first_prefix(data.get("pre_tokenizer"))
+    copy = tokenizers.Tokenizer.from_str(json.dumps(data))
+    copy.encode_special_tokens = True
+    return copy
+
+
+def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> None:
+    """Turn a Metaspace that prefixes the first word only into one that prefixes none."""
+    if pre_tokenizer is None:
+        return
+    for part in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+
+
+# -- Token ids of a text of any length: of a long one piece by piece, the same as of all at once.
+#
+# Of ten megabytes at once the library makes a gigabyte. So a piece is read, then the next one from
+# the beginning of one of its last tokens on. Where both have found the same tokens at the same
+# places, many in a row and far from both cuts, neither cut is felt any more, and what comes behind
+# is taken from the second. Where they don't agree (a word without end) longer pieces are read.
+
+
+#: What two pieces have in common, in characters. Of its last eighth nothing is believed.
+_COMMON = 4096
+#: The least that is read at once, however few tokens are of use.
+_LEAST = 8192
+#: So many tokens in a row must be the same.
+_IN_A_ROW = 32
+
+
+class _Piece:
+    """Tokens of a text from `start` on, and where each of them begins."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, text: str, start: int, size: int) -> None:
+        self.start, self.end = start, min(start + size, len(text))
+        found = read(backend, text[start : self.end], add_special_tokens=False, offsets=True)
+        self.ids: list[int] = found.ids
+        places = found.offsets
+        self.starts = [start + begin for begin, _ in places]
+        self._ends = [start + end for _, end in places]
+
+    def begins_at(self, place: int) -> int | None:
+        """The first token that begins there or later, and divides no character."""
+        for index in range(bisect_left(self.starts, place), len(self.ids)):
+            if index and self.starts[index] >= self._ends[index - 1]:
+                return index
+        return None
+
+    def joint(self, first: int, later: _Piece) -> tuple[int, int] | None:
+        """From which of its tokens on (`first` or a later one), and which of the later piece's,
+        both are the same; None where that's too close to the end of this one to be sure.
+        """
+        last = bisect_left(self._ends, self.end - (self.end - self.starts[first]) // 8)
+        for index in range(first, last - _IN_A_ROW):
+            other = bisect_left(later.starts, self.starts[index])
+            mine, theirs = slice(index, index + _IN_A_ROW), slice(other, other + _IN_A_ROW)
+            if (
+                self.ids[mine] == later.ids[theirs]
+                and self.starts[mine] == later.starts[theirs]
+                and self._ends[mine] == later._ends[theirs]
+            ):
+                return index, other
+        return None
+
+
+def encode_ids(
+    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, most: int | None = None
+) -> list[int]:
+    """Token ids of a text.
+
+    Args:
+        most: over how many tokens a text is of no use: one that has more before its end isn't read
+            to it. None: `MAX_TOKENS`.
+
+    Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
+        than `MAX_TOKENS`, and for a long text in whose beginning over `most` are found.
+    """
+    limit = MAX_TOKENS if most is None else most
+    size = min(PIECE_CHARS, max(_LEAST, CHARS_A_TOKEN * limit))
+    if len(text) <= 2 * size:
+        ids: list[int] = read(
+            backend, text, add_special_tokens=add_special_tokens, offsets=False
+        ).ids
+    else:
+        ids = _in_pieces(backend, text, size, most)
+        ids = wrapped(backend, ids) if add_special_tokens else ids
+    if len(ids) > MAX_TOKENS:
+        raise exactly(len(ids))
+    return ids
+
+
+def _in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, most: int | None) -> list[int]:
+    limit = MAX_TOKENS if most is None else most
+    ids: list[int] = []
+    piece, taken = _Piece(backend, text, 0, size), 0
+    common, longer = min(_COMMON, size // 4), size
+    while piece.end < len(text):
+        first = piece.begins_at(piece.end - common)
+        later = None if first is None else _Piece(backend, text, piece.starts[first], size)
+        joint = None if first is None or later is None else piece.joint(first, later)
+        if joint is None or later is None:
+            common, longer = 4 * common, 4 * longer
+            piece = _Piece(backend, text, piece.start, longer)
+            continue
+        ids += piece.ids[taken : joint[0]]
+        piece, taken = later, joint[1]
+        common, longer = min(_COMMON, size // 4), size
+        if len(ids) > limit:
+            raise over(limit, of_context=most is not None)
+    return ids + piece.ids[taken:]
+
+
+def wrapped(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:
+    """`ids` between the special tokens that the model expects around a text."""
+    probe = read(backend, "a", add_special_tokens=True, offsets=False)
+    mask = probe.special_tokens_mask
+    first = mask.index(0) if 0 in mask else len(mask)
+    last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
+    return probe.ids[:first] + ids + probe.ids[last:]

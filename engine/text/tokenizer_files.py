@@ -1,0 +1,215 @@
+"""What the small files beside `tokenizer.json` say: special tokens and chat templates.
+
+Nothing here imports code that a model folder brings: `auto_map` and `tokenizer_class` are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.sampling_params import SamplingParams
+
+# -- Reading a model folder's JSON and template files, with errors that name the file.
+
+
+#: A text file of a model; the largest tokenizers have some 40 million.
+_MOST_BYTES = 1 << 28
+#: Characters of somebody else's text that a message shows.
+_MOST_SHOWN = 500
+
+
+def shortened(value: object) -> str:
+    """`value` as text for a message, whatever it holds: cut, without lone surrogates."""
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file's text. Raises `ModelLoadError` naming the file."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelLoadError(f"{path} is no file.", param="model")
+        if status.st_size > _MOST_BYTES:
+            raise ModelLoadError(
+                f"{path} has {status.st_size} bytes, at most {_MOST_BYTES} are read.", param="model"
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} is missing.", param="model") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path} can't be read: {shortened(error)}.", param="model") from error
+
+
+def parse_object(text: str, path: Path) -> dict[str, Any]:
+    """A JSON object from a file's text. Raises `ModelLoadError` naming the file."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(
+            f"{path} isn't valid JSON: {shortened(error)}.", param="model"
+        ) from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object.", param="model")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in an optional file; {} where there is no such file."""
+    return parse_object(read_text(path), path) if path.exists() else {}
+
+
+# -- What a checkpoint's `generation_config.json` presets: EOS ids and sampling defaults.
+
+
+log = logging.getLogger(__name__)
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, or {} when there is none. Raises `ModelLoadError` if it's broken."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    return parse_object(read_text(path), path)
+
+
+def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: int) -> list[int]:
+    """Every id that ends an output, once: of the generation config first, then the others.
+
+    `further` comes from config.json and from the tokenizer: a chat fine-tune's config.json often
+    still names its base model's EOS, and only the tokenizer knows the one that ends a turn.
+    """
+    found = generation.get("eos_token_id")
+    named = found if isinstance(found, list) else [found]
+    ids = (token for token in [*named, *further] if type(token) is int and 0 <= token < vocab)
+    return list(dict.fromkeys(ids))
+
+
+def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """Sampling fields for requests that don't bring their own; values out of range are left out."""
+    defaults: dict[str, Any] = {}
+    for name in SAMPLING_DEFAULTS:
+        value = generation.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest as error:
+            log.warning("generation_config.json: %s It isn't used.", error.message)
+            continue
+        defaults[name] = value
+    return defaults
+
+
+CONFIG_FILE = "tokenizer_config.json"
+STANDARD_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+@dataclass(slots=True)
+class TokenizerSettings:
+    """A model folder's tokenizer settings.
+
+    Attributes:
+        named_tokens: role (`bos_token`, `image_token`, ...) to the token's text.
+        special_tokens: every special token, named or extra, with its flags.
+        added_tokens: by id, tokens that `tokenizer_config.json` adds or redefines.
+        chat_templates: name to Jinja source; "default" is the ordinary one.
+        config: `tokenizer_config.json` as it is.
+    """
+
+    named_tokens: dict[str, str] = field(default_factory=dict)
+    special_tokens: list[AddedToken] = field(default_factory=list)
+    added_tokens: dict[int, AddedToken] = field(default_factory=dict)
+    chat_templates: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """Settings of the tokenizer in `folder`. Raises `ModelLoadError` naming a broken file."""
+    config_path = folder / CONFIG_FILE
+    config = read_object(config_path)
+    settings = TokenizerSettings(config=config)
+    try:
+        _read_added_tokens(settings, config)
+        if not settings.added_tokens:
+            # An old folder: the map beside the config says which tokens are special.
+            config = config | read_object(folder / "special_tokens_map.json")
+        _read_special_tokens(settings, config)
+        settings.chat_templates = _read_templates(folder, config)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{config_path} has a malformed entry: {shortened(error)}.", param="model"
+        ) from error
+    return settings
+
+
+def _token(value: Any, *, special: bool) -> AddedToken:
+    """An `AddedToken` from a string or from its JSON form."""
+    if isinstance(value, str):
+        return AddedToken(value, special=special, normalized=False)
+    flags = {name: bool(value[name]) for name in _FLAGS if name in value}
+    return AddedToken(str(value["content"]), special=bool(value.get("special", special)), **flags)
+
+
+def _read_added_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> None:
+    for index, value in (config.get("added_tokens_decoder") or {}).items():
+        settings.added_tokens[int(index)] = _token(value, special=False)
+
+
+def _read_special_tokens(settings: TokenizerSettings, config: dict[str, Any]) -> None:
+    """Fill `named_tokens` and `special_tokens`, with the flags that `added_tokens` has."""
+    named = {
+        key: value
+        for key, value in config.items()
+        if value and (key in STANDARD_TOKENS or (key.endswith("_token") and isinstance(value, str)))
+    }
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named |= extra
+        extra = []
+    known = {token.content: token for token in settings.added_tokens.values()}
+    for value in (*named.values(), *extra):
+        token = _token(value, special=True)
+        token = known.get(token.content, token)
+        token.special = True
+        if token not in settings.special_tokens:
+            settings.special_tokens.append(token)
+    settings.named_tokens = {
+        key: _token(value, special=True).content for key, value in named.items()
+    }
+
+
+def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name; files win over `tokenizer_config.json`."""
+    templates: dict[str, str] = {}
+    legacy = read_object(folder / "chat_template.json").get("chat_template")
+    for source in (config.get("chat_template"), legacy):
+        if isinstance(source, str):
+            templates["default"] = source
+        elif isinstance(source, list):
+            templates |= {str(entry["name"]): str(entry["template"]) for entry in source}
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        templates["default"] = read_text(path)
+    for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[extra.stem] = read_text(extra)
+    return templates

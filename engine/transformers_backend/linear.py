@@ -1,0 +1,186 @@
+"""A bridged model's linear layers and tables on the engine's kernels.
+
+Activations are float32 on a CPU, whatever the weights' dtype is: linear layers keep their dtype
+packed or are rounded to few bits, tables keep it as they are, and all else (norms, biases, fused
+experts) becomes float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from engine.quantization.packing import DenseMatrix, Scheme, Stack
+from kernels import KernelSet, LinearLayer
+from kernels.reference.linear import ReferenceLinear
+
+#: Names of the layers that choose experts: what they choose is too much for a rounded weight.
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+class Unpacked(Tensor):
+    """A packed weight, float32 [out_features, in_features], unpacked when it's computed with.
+
+    Modules that only ask for its dtype, as some do before each use, cost nothing.
+    """
+
+    layer: LinearLayer
+
+    @staticmethod
+    def __new__(cls, layer: LinearLayer) -> Unpacked:
+        """Without any memory of its own."""
+        shape = (layer.out_features, layer.in_features)
+        device = getattr(layer, "device", torch.device("cpu"))
+        made: Unpacked = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=torch.float32, device=device
+        )
+        made.layer = layer
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """The function over the unpacked weight."""
+        args, kwargs = tree_map_only(cls, cls._whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _whole(self) -> Tensor:
+        return self.layer.rows(torch.arange(self.layer.out_features, device=self.device))
+
+
+class PackedModule(nn.Module):
+    """An `nn.Linear` whose weight is packed."""
+
+    def __init__(self, layer: LinearLayer, bias: Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.bias = layer, bias
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        #: In which dtype the layer is given its inputs.
+        self.inputs = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [..., out_features] from [..., in_features]."""
+        if not x.numel():
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        rows = x.reshape(-1, self.in_features).to(self.inputs).contiguous()
+        return self.layer(rows).float().view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 [out_features, in_features]: for modules that read it directly."""
+        return Unpacked(self.layer)
+
+
+class Table(nn.Module):
+    """An `nn.Embedding` that keeps its dtype and gives float32."""
+
+    def __init__(self, weight: Tensor, layer: LinearLayer | None) -> None:
+        super().__init__()
+        self._weight: Tensor | None = weight if layer is None else None
+        self._layer = layer
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """float32 [..., size]."""
+        if self._layer is not None:
+            return self._layer.rows(ids.flatten().contiguous()).view(*ids.shape, -1)
+        return nn.functional.embedding(ids, self.weight).float()
+
+    @property
+    def weight(self) -> Tensor:
+        """[rows, size]; float32 where a tied output layer keeps it packed."""
+        if self._layer is not None:
+            return Unpacked(self._layer)
+        if self._weight is None:
+            raise RuntimeError("a table has neither rows nor a layer")
+        return self._weight
+
+
+@torch.no_grad()
+def pack(model: nn.Module, ops: KernelSet, scheme: Scheme) -> int:
+    """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
+    output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
+    linears, tables = _places(model, nn.Linear), _places(model, nn.Embedding)
+    layers: dict[int, LinearLayer] = {}
+    for child, places in linears:
+        weight, bias = child.weight.detach(), child.bias
+        bias = None if bias is None else bias.detach().float()
+        kind = scheme.tables if child is output else scheme.layers
+        kind = None if places[0][1] in _ROUTERS else kind
+        stack = Stack([DenseMatrix(weight)])
+        layer = layers[weight.data_ptr()] = stack.pack(ops, bias, weight.dtype, kind)
+        _replace(places, PackedModule(layer, bias))
+        if all(child.weight is not table.weight for table, _ in tables):
+            child.weight = None
+    for table, places in tables:
+        weight = table.weight.detach()
+        tied = layers.get(weight.data_ptr())
+        if tied is None and table is words and scheme.tables is not None:
+            stack = Stack([DenseMatrix(weight)])
+            tied = stack.pack(ops, None, weight.dtype, scheme.tables)
+        _replace(places, Table(weight, tied))
+    return sum(layer.nbytes for layer in layers.values()) + _to_float32(model)
+
+
+def _table(model: nn.Module, getter: str) -> nn.Module | None:
+    """What `transformers` says is the model's output layer or its words' embedding."""
+    get: Callable[[], nn.Module | None] | None = getattr(model, getter, None)
+    return get() if get is not None else None
+
+
+def _places(model: nn.Module, kind: type) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:
+    """Each module of exactly this type, and where it hangs: layers may share one."""
+    found: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
+    for parent in model.modules():
+        # Not named_children: it leaves out a module's second name.
+        for name, child in parent._modules.items():
+            if type(child) is kind:
+                found.setdefault(id(child), (child, []))[1].append((parent, name))
+    return list(found.values())
+
+
+def _replace(places: list[tuple[nn.Module, str]], module: nn.Module) -> None:
+    for parent, name in places:
+        setattr(parent, name, module)
+
+
+def _to_float32(model: nn.Module) -> int:
+    """Convert what is left; its bytes."""
+    total = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            tensor.data = tensor.data.float()
+        total += tensor.nbytes
+    return total
+
+
+def move(model: nn.Module, ops: KernelSet) -> None:
+    """Bring a packed model to the device of other kernels.
+
+    Raises `TypeError` unless it was packed by kernels that keep weights as tensors
+    (`ReferenceLinear`). Between layers activations stay float32, as on a CPU; linear layers compute
+    in the dtype that suits their weights.
+    """
+    made: dict[int, LinearLayer] = {}
+
+    def there(layer: LinearLayer) -> LinearLayer:
+        if not isinstance(layer, ReferenceLinear):
+            raise TypeError(f"{type(layer).__name__} can't be moved to {ops.device}")
+        if id(layer) not in made:
+            made[id(layer)] = ops.PackedLinear(layer.weight, layer.bias)
+        return made[id(layer)]
+
+    for module in model.modules():
+        if isinstance(module, PackedModule):
+            module.inputs = ops.activation_dtype(module.layer.weight.dtype)  # type: ignore[attr-defined]
+            module.layer = there(module.layer)
+        elif isinstance(module, Table) and module._layer is not None:
+            module._layer = there(module._layer)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):  # neither a parameter nor a buffer
+                setattr(module, name, value.to(ops.device))
+    model.to(ops.device)

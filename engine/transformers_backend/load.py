@@ -1,0 +1,385 @@
+"""From a model of `transformers` to a `BridgeModel`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from engine.checkpoints.quantized_weights import plain_tensors
+from engine.contract.errors import ModelLoadError
+from engine.models.rotary_embedding import RopeSpec, rope_spec
+from engine.quantization.formats.base import CheckpointFormat
+from engine.quantization.packing import Scheme
+from engine.transformers_backend.attention import (
+    EXPLORED,
+    PAGED,
+    PagedLayer,
+    register,
+    running,
+    unknown_layers,
+    use_attention,
+)
+from engine.transformers_backend.linear import pack
+from engine.transformers_backend.model import BridgeModel, BridgeSpec
+from engine.transformers_backend.verify import Exploration, NotPageable, prove
+from kernels import KernelSet
+
+# -- Where a bridged model comes from: config.json and weights of a folder, read by `transformers`.
+
+
+log = logging.getLogger(__name__)
+
+#: The context of a model whose config names none: a state-space model has no limit of its own.
+DEFAULT_LENGTH = 2048
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
+#: What `transformers` raises for a folder that it can't make sense of.
+_FAILURES = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+class Source:
+    """A model folder, or a class from outside and its folder.
+
+    Args:
+        folder: with config.json and safetensors.
+        raw: config.json with the engine's settings applied.
+        trust_remote_code: run the code that the folder brings.
+        outside: a registered `PreTrainedModel` class; by default `transformers`' own.
+        dummy: make random weights instead of reading any.
+        form: how the checkpoint was quantised; None: it wasn't. `transformers` then gets the
+            weights as plain ones.
+
+    Raises `ModelLoadError` for a model that `transformers` has no causal language model for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        raw: dict[str, Any],
+        trust_remote_code: bool = False,
+        outside: Any = None,
+        dummy: bool = False,
+        form: CheckpointFormat | None = None,
+    ) -> None:
+        self.folder, self.trust, self.dummy, self._form = folder, trust_remote_code, dummy, form
+        raw = {name: value for name, value in raw.items() if name != "quantization_config"}
+        self._maker: Any = AutoModelForCausalLM if outside is None else outside
+        self.config: PreTrainedConfig = self._config(raw, outside)
+        if outside is None:
+            self._check()
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise ModelLoadError(
+                f"{self._name} is an encoder and a decoder; the engine runs decoders alone.",
+                param="model",
+            )
+
+    def _config(self, raw: dict[str, Any], outside: Any) -> PreTrainedConfig:
+        """config.json as `transformers` reads it."""
+        code = raw.get("auto_map") and not self.trust and outside is None
+        if code and raw.get("model_type") not in CONFIG_MAPPING:
+            raise ModelLoadError(
+                f"The architecture {_names(raw)} isn't supported. {self.folder} brings code of its "
+                "own, which runs only with trust_remote_code.",
+                param="trust_remote_code",
+            )
+        try:
+            if outside is not None:
+                return outside.config_class.from_dict(raw)
+            read = AutoConfig.from_pretrained(
+                self.folder, trust_remote_code=self.trust, local_files_only=True
+            )
+            return type(read).from_dict(_decoded(raw))
+        except _FAILURES as error:
+            raise ModelLoadError(
+                f"The architecture {_names(raw)} isn't supported: transformers "
+                f"{transformers.__version__} can't read its config.json: {error}",
+                param="model",
+            ) from error
+
+    def _check(self) -> None:
+        """Refuse what has no causal language model."""
+        known = type(self.config) in AutoModelForCausalLM._model_mapping
+        remote = "AutoModelForCausalLM" in (getattr(self.config, "auto_map", None) or {})
+        if not known and not (remote and self.trust):
+            raise ModelLoadError(
+                f"The architecture {self._name} isn't supported: transformers "
+                f"{transformers.__version__} has no causal language model of that type.",
+                param="model",
+            )
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(self.config.architectures or [self.config.model_type])
+
+    @property
+    def rotates(self) -> bool:
+        """Whether its config has a place for rotary embedding's settings."""
+        text = self.config.get_text_config(decoder=True)
+        return getattr(text, "rope_parameters", None) is not None
+
+    def spec(self, max_model_len: int | None) -> BridgeSpec:
+        """What config.json tells; the rest comes from exploring the model.
+
+        max_model_len: the wanted context, which a model without a limit of its own takes.
+        """
+        config = self.config
+        text = config.get_text_config(decoder=True)
+        lengths = (getattr(text, name, None) for name in _LENGTHS)
+        length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
+        eos = text.eos_token_id if text.eos_token_id is not None else config.eos_token_id
+        return BridgeSpec(
+            architecture=self._name,
+            vocab_size=int(text.vocab_size),
+            hidden_size=int(text.hidden_size),
+            max_position_embeddings=length or max_model_len or DEFAULT_LENGTH,
+            rope=_rope(text),
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            bos_token_id=text.bos_token_id,
+            dtype=str(config.dtype or text.dtype or "float32"),
+        )
+
+    def model(self, dtype: torch.dtype) -> nn.Module:
+        """The model with its weights, in evaluation mode."""
+        options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                if self.dummy:
+                    return self._random(options)
+                maker, folder = self._maker, str(self.folder)
+                if self._form is not None:
+                    maker, folder = self._class(), ""
+                    options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
+                model, found = maker.from_pretrained(
+                    folder or None,
+                    config=self.config,
+                    trust_remote_code=self.trust,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    **options,
+                )
+            except _FAILURES as error:
+                raise ModelLoadError(
+                    f"{self.folder}: transformers can't load it: {error}", param="model"
+                ) from error
+        self._check_read(found)
+        made: nn.Module = model.eval()
+        return made
+
+    def _class(self) -> Any:
+        """The model's own class, which takes tensors instead of a folder."""
+        if self._maker is not AutoModelForCausalLM:
+            return self._maker
+        mapping = AutoModelForCausalLM._model_mapping
+        if type(self.config) not in mapping:
+            raise ModelLoadError(
+                f"{self.folder} brings code of its own, for which quantised checkpoints aren't "
+                "read: take the plain one.",
+                param="model",
+            )
+        return mapping[type(self.config)]
+
+    def _random(self, options: dict[str, Any]) -> nn.Module:
+        make = getattr(self._maker, "from_config", None) or self._maker._from_config
+        model: nn.Module = make(self.config, **options)
+        return model.eval()
+
+    def _check_read(self, found: dict[str, Any]) -> None:
+        """A tensor that the checkpoint lacks would be random."""
+        for kind in ("missing_keys", "mismatched_keys"):
+            if found.get(kind):
+                some = ", ".join(sorted(str(key) for key in found[kind])[:5])
+                raise ModelLoadError(
+                    f"{self.folder}: the checkpoint's {kind.replace('_', ' ')}: {some}.",
+                    param="model",
+                )
+        if unread := sorted(found.get("unexpected_keys") or ()):
+            log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+
+
+def _names(raw: dict[str, Any]) -> str:
+    return ", ".join(raw.get("architectures") or []) or "(none)"
+
+
+def _decoded(value: Any) -> Any:
+    """JSON as `transformers` writes it: infinities are objects there."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _decoded(inner) for name, inner in value.items()}
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _rope(config: PreTrainedConfig) -> RopeSpec | None:
+    """The scaling that stretches the context, where it's one that we know."""
+    found = getattr(config, "rope_parameters", None)
+    if not isinstance(found, dict) or not isinstance(found.get("rope_type"), str):
+        return None
+    try:
+        return rope_spec({**config.to_dict(), "rope_parameters": found}, 2)
+    except ModelLoadError:
+        return None
+
+
+_EXPLORED_TOKENS = 8
+_CHOOSING = ("sparse", "indexed", "compressed")
+#: What a model raises that isn't called as it expects.
+_load_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+
+
+def load_bridge(
+    source: Source,
+    spec: BridgeSpec,
+    ops: KernelSet,
+    dtype: torch.dtype,
+    max_model_len: int,
+    progress: Callable[[int, int], None],
+    scheme: Scheme = Scheme(),  # noqa: B008
+) -> BridgeModel:
+    """Load, explore and prove a model.
+
+    Raises `ModelLoadError` with the reason when the paged cache can't serve it.
+    """
+    register()
+    progress(0, 2)
+    model = source.model(dtype)
+    progress(1, 2)
+    try:
+        bridged = bridge(model, spec, ops, max_model_len, scheme)
+    except NotPageable as error:
+        raise ModelLoadError(
+            f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
+        ) from error
+    except _load_FAILURES as error:
+        raise ModelLoadError(
+            f"{type(model).__name__} can't run over the paged KV cache: its forward pass fails: "
+            f"{type(error).__name__}: {error}",
+            param="model",
+        ) from error
+    progress(2, 2)
+    return bridged
+
+
+def bridge(
+    model: nn.Module,
+    spec: BridgeSpec,
+    ops: KernelSet,
+    max_model_len: int,
+    scheme: Scheme = Scheme(),  # noqa: B008
+) -> BridgeModel:
+    """Turn a model's attention over to the paged kernels.
+
+    Raises `NotPageable`, and whatever a model raises that can't run so.
+    """
+    num_parameters = sum(tensor.numel() for tensor in model.parameters())
+    decode_bytes = pack(model, ops, scheme)
+    _freeze_rope(model, max_model_len)
+    bridged = BridgeModel(model, spec, ops, decode_bytes)
+    bridged.stateful = _is_stateful(bridged)
+    bridged.layers, state_size = _explore(bridged, max_model_len)
+    bridged.spec = _completed(bridged, num_parameters, state_size)
+    use_attention(model, PAGED)
+    prove(bridged)
+    bridged.adapted.settle()
+    return bridged
+
+
+def without_windows(bridged: BridgeModel) -> None:
+    """Let every layer attend to everything."""
+    for layer in bridged.layers:
+        layer.window = 0
+    bridged.spec = dataclasses.replace(bridged.spec, windows=(0,) * len(bridged.spec.windows))
+
+
+def _is_stateful(bridged: BridgeModel) -> bool:
+    """Whether sequences carry a state; NotPageable if it isn't where the bridge can keep it."""
+    for kind in getattr(bridged.model.config, "layer_types", None) or ():
+        # Over a few tokens they choose all of them, so that exploring wouldn't tell.
+        if any(word in kind for word in _CHOOSING):
+            raise NotPageable(f"its {kind} layers choose the tokens that they attend to")
+    declared = bool(getattr(bridged.model, "_is_stateful", False))
+    cache = bridged.new_cache()
+    if unknown := unknown_layers(cache):
+        kinds = ", ".join(sorted(unknown))
+        raise NotPageable(f"it keeps {kinds} beside keys and values")
+    stateful = any(True for _ in cache.linear_layers)
+    if declared and not (stateful and bridged.cache_argument):
+        raise NotPageable("it keeps its state in a way of its own")
+    return stateful
+
+
+@torch.inference_mode()
+def _explore(bridged: BridgeModel, max_model_len: int) -> tuple[list[PagedLayer], int]:
+    """The attention calls of one pass over a few tokens, and the elements of its state."""
+    model, run = bridged.model, Exploration(max_model_len)
+    use_attention(model, EXPLORED)
+    ids = torch.arange(_EXPLORED_TOKENS)[None]
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": bridged.stateful}
+    cache = bridged.new_cache()
+    if bridged.stateful:
+        arguments[bridged.cache_argument] = cache
+    with running(run):
+        model(**arguments)
+    if not run.layers and not bridged.stateful:
+        raise NotPageable("its attention doesn't go through transformers' attention interface")
+    return run.layers, cache.num_elements
+
+
+def _completed(bridged: BridgeModel, num_parameters: int, state_size: int) -> BridgeSpec:
+    """The spec with what exploring has found."""
+    layers = bridged.layers
+    shapes = {(layer.num_kv_heads, layer.size) for layer in layers}
+    return dataclasses.replace(
+        bridged.spec,
+        architecture=type(bridged.model).__name__,
+        num_layers=len(layers),
+        kv_sizes=tuple(2 * layer.num_kv_heads * layer.size for layer in layers),
+        windows=tuple(layer.window for layer in layers) if len(shapes) == 1 else (),
+        state_size=state_size,
+        num_parameters=num_parameters,
+    )
+
+
+def _freeze_rope(model: nn.Module, max_model_len: int) -> None:
+    """Choose scalings that depend on the longest position once: a cached key must not change."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and _moves(kinds):
+            _at_end(module, max_model_len)
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):
+            for name, kind in kinds.items():
+                if _moves(kind):
+                    _at_end(module, max_model_len, layer_type=name)
+                    kinds[name] = "default"
+
+
+def _moves(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _at_end(module: nn.Module, max_model_len: int, **arguments: str) -> None:
+    with torch.no_grad():
+        module(torch.zeros(1), torch.tensor([[max_model_len - 1]]), **arguments)

@@ -1,0 +1,219 @@
+"""Adapters of a bridged model: its linear layers and its embedding, found by name.
+
+A hook behind each of them adds what the rows of the pass that is under way get from their adapters.
+Which rows these are is known where a module is given all of a pass's tokens in order; one that is
+given others (an expert, say) can't have adapters, and what it's given shows while the model is
+explored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.models.lora import NO_ADAPTERS, StepAdapters
+from engine.transformers_backend.linear import PackedModule, Table
+from kernels import KernelSet, LinearLayer
+from kernels.lora import LoraUse
+
+
+class ConvLayer(LinearLayer):
+    """A `Conv1D` of `transformers`, whose weight is [inputs, outputs], as a linear layer."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.in_features, self.out_features = self._module.weight.shape
+        self.nbytes = self._module.weight.nbytes
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y: Tensor = torch.addmm(self._module.bias, x, self._module.weight)
+        return y if out is None else out.copy_(y)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        found: Tensor = self._module.weight[:, ids].T.float()
+        return found
+
+
+@dataclass(slots=True)
+class BridgeStep:
+    """The pass that is under way. One at a time.
+
+    Attributes:
+        shape: sequences and tokens of each.
+        adapters: of its tokens, in order.
+        kept: how many tokens the output layer is given; None: all of them.
+        heads: the adapters of those.
+        watching: modules are looked at, not adapted: see `strange`.
+        strange: those that were given other rows than a pass has.
+        seen: those that were given any.
+    """
+
+    shape: tuple[int, int] = (0, 0)
+    adapters: StepAdapters = NO_ADAPTERS
+    kept: int | None = None
+    heads: StepAdapters = NO_ADAPTERS
+    watching: bool = True
+    strange: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+
+    def begin(self, shape: tuple[int, int], adapters: StepAdapters, rows: Tensor | None) -> None:
+        """A pass begins. `rows`: of its tokens, those that the output layer is given."""
+        self.shape, self.adapters = shape, adapters
+        self.kept = None if rows is None else len(rows)
+        self.heads = adapters if rows is None else adapters.among(rows)
+
+    def end(self) -> None:
+        """It's over."""
+        self.shape, self.kept = (0, 0), None
+        self.adapters = self.heads = NO_ADAPTERS
+
+    def note(self, name: str, shape: tuple[int, ...], *, output: bool) -> None:
+        """A module was given rows of this shape."""
+        if not self.shape[1]:
+            return
+        self.seen.add(name)
+        sequences, tokens = self.shape
+        if output and self.kept is not None:
+            tokens = self.kept
+        # Dimensions of 1 don't change whose row is whose.
+        given = tuple(size for size in shape if size != 1)
+        rows = tuple(size for size in (sequences, tokens) if size != 1)
+        if given not in (rows, (sequences * tokens,)):
+            self.strange.add(name)
+
+
+class AdaptedModules:
+    """The modules of a model that adapters may change.
+
+    Attributes:
+        linears: by the names of their modules, with / for each dot.
+        biased: those of them with a bias.
+        embedding: the words' table in the same way; None: it's of a kind that can't be changed.
+        output: slot of the output layer, which has a row for each token as the embedding has; ""
+            where there's none such.
+        tied: the output layer has the embedding's rows.
+        step: what the modules must know of the pass that is under way.
+    """
+
+    def __init__(self, model: nn.Module, ops: KernelSet, words: nn.Module | None) -> None:
+        """`words`: the embedding of the model's tokens."""
+        self._ops = ops
+        self.step = BridgeStep()
+        self.linears: dict[str, LinearLayer] = {}
+        self.biased: set[str] = set()
+        self.embedding: tuple[str, Table] | None = None
+        self.tied = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+        self._hooks: dict[str, Any] = {}
+        self.output = ""
+        output = getattr(model, "get_output_embeddings", lambda: None)()
+        for path, module in model.named_modules():
+            name = path.replace(".", "/")
+            if isinstance(module, PackedModule | Conv1D):
+                self.linears[name] = (
+                    module.layer if isinstance(module, PackedModule) else ConvLayer(module)
+                )
+                if module.bias is not None:
+                    self.biased.add(name)
+                self.output = name if module is output else self.output
+                behind = _LinearHook(self, name, output=module is output)
+                self._hooks[name] = module.register_forward_hook(behind)
+            elif isinstance(module, Table) and module is words:
+                self.embedding = name, module
+                hook = _EmbeddingHook(self, name)
+                self._hooks[name] = module.register_forward_hook(hook)
+
+    def settle(self) -> None:
+        """The model was explored: what was given strange rows, or none, can't have adapters."""
+        step = self.step
+        step.watching = False
+        for name in (*self.linears, *([self.embedding[0]] if self.embedding else ())):
+            if name in step.strange or name not in step.seen:
+                self._hooks.pop(name).remove()
+                self.linears.pop(name, None)
+                if self.embedding is not None and self.embedding[0] == name:
+                    self.embedding = None
+        table = None if self.embedding is None else self.embedding[1].weight
+        head = self.linears.get(self.output)
+        if head is None or table is None or head.out_features != len(table):
+            self.output = ""
+
+    def clear(self) -> None:
+        """None may be changed any more: let go of their layers, which go elsewhere."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self.linears.clear()
+        self.biased.clear()
+        self.embedding, self.output = None, ""
+
+    def add(self, y: Tensor, x: Tensor, uses: list[LoraUse]) -> None:
+        """Change y [rows, outputs] in place."""
+        self._ops.add_lora(y, x, uses)
+
+    def change_logits(self, y: Tensor, x: Tensor, adapters: StepAdapters) -> None:
+        """Change what the output layer gives, y [rows, tokens] of x, in place."""
+        for adapter, rows in adapters.groups:
+            if adapter.head is not None:
+                adapter.head.change(self._ops, y, x, rows)
+
+    def change(self, x: Tensor, ids: Tensor, adapters: StepAdapters) -> None:
+        """Change rows x [tokens, width] of the embedding in place."""
+        for adapter, rows in adapters.groups:
+            if adapter.embedding is not None:
+                adapter.embedding.change(self._ops, x, ids, rows)
+
+
+class _LinearHook:
+    """What comes behind a linear layer."""
+
+    def __init__(self, modules: AdaptedModules, name: str, *, output: bool) -> None:
+        self._modules, self._name, self._output = modules, name, output
+
+    def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
+        """`y` with what the pass's rows get; None: it stays."""
+        step, x = self._modules.step, given[0]
+        if step.watching:
+            step.note(self._name, tuple(x.shape[:-1]), output=self._output)
+            return None
+        chosen = self._output and step.kept == x.shape[:-1].numel()
+        adapters = step.heads if chosen else step.adapters
+        if not adapters:
+            return None
+        uses = adapters.of(0, self._name)
+        heads = self._name == self._modules.output and any(
+            adapter.head is not None for adapter, _ in adapters.groups
+        )
+        if not (uses or heads):
+            return None
+        rows = y.reshape(-1, y.shape[-1]).float().contiguous()
+        taken = x.reshape(-1, x.shape[-1]).float().contiguous()
+        if uses:
+            self._modules.add(rows, taken, uses)
+        if heads:
+            self._modules.change_logits(rows, taken, adapters)
+        return rows.view(y.shape)
+
+
+class _EmbeddingHook:
+    """What comes behind the words' embedding."""
+
+    def __init__(self, modules: AdaptedModules, name: str) -> None:
+        self._modules, self._name = modules, name
+
+    def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
+        """`y` with what the pass's tokens get; None: it stays."""
+        step, ids = self._modules.step, given[0]
+        if step.watching:
+            step.note(self._name, tuple(ids.shape), output=False)
+            return None
+        if not step.adapters:
+            return None
+        rows = y.reshape(-1, y.shape[-1]).clone()
+        self._modules.change(rows, ids.flatten(), step.adapters)
+        return rows.view(y.shape)

@@ -1,0 +1,367 @@
+"""`BridgeModel`: a causal language model of `transformers` over the paged KV cache.
+
+All tokens of a step go through the model as one sequence without padding; only attention knows
+where a sequence ends. A model that carries a state from token to token (`states`) can't be run so:
+there a step is one pass for each prompt, and one for all sequences that decode.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.kv_cache.kv_cache_config import KVLayout, uniform
+from engine.models.forward_context import AttentionContext
+from engine.models.layers.moe import Weights
+from engine.models.lora import NO_ADAPTERS, StepAdapters
+from engine.models.rotary_embedding import RopeSpec
+from engine.scheduler.plan import decodes
+from engine.transformers_backend.attention import (
+    PagedLayer,
+    PagedRun,
+    StateCache,
+    gather,
+    running,
+    scatter,
+)
+from engine.transformers_backend.linear import move
+from engine.transformers_backend.lora import AdaptedModules
+from kernels import KernelSet, LinearLayer
+from kernels.lora import LayerLoras
+
+# -- Some of a step's sequences as a batch of their own.
+
+
+def token_rows(starts: list[int], counts: list[int]) -> Tensor:
+    """int64: the rows [start, start + count) of each sequence, one after another."""
+    parts = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
+    return torch.cat(parts)
+
+
+def take(
+    context: AttentionContext, sequences: list[int], starts: list[int], counts: list[int]
+) -> AttentionContext:
+    """The context of some tokens: of each sequence `count` from row `start` on.
+
+    A sequence ends with the last of them for now: its later tokens aren't there yet.
+    """
+    host, device = context.host or context, context.positions.device
+    rows = token_rows(starts, counts).to(device)
+    ends = torch.tensor([start + count - 1 for start, count in zip(starts, counts, strict=True)])
+    loc = torch.zeros(len(counts) + 1, dtype=torch.int32)
+    loc[1:] = torch.tensor(counts).cumsum(0)
+    loc, lens = loc.to(device), (host.positions[ends] + 1).to(torch.int32).to(device)
+    chosen = torch.tensor(sequences).to(device)
+
+    def part(group: AttentionContext) -> AttentionContext:
+        return dataclasses.replace(
+            group,
+            positions=group.positions[rows],
+            slot_mapping=group.slot_mapping[rows],
+            block_tables=group.block_tables[chosen].contiguous(),
+            seq_lens=lens,
+            query_start_loc=loc,
+            logits_rows=None,
+            others=(),
+            host=None,
+            adapters=group.adapters.among(rows),
+        )
+
+    first, *others = (part(group) for group in context.groups)
+    return dataclasses.replace(first, others=tuple(others))
+
+
+# -- What the rest of the engine must know of a bridged model.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeSpec:
+    """The bridge's counterpart of `DecoderSpec`. Sizes are in elements.
+
+    Attributes:
+        num_layers: attention calls of a forward pass, which is how many KV caches there are.
+        kv_sizes: of each of these, the keys and values that one token takes.
+        windows: each one's sliding window, 0 for full attention; () where the sizes differ: then
+            all keep their blocks, and windows are kept by masking.
+        state_size: of what a sequence keeps beside keys and values; 0: nothing.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int = 0
+    max_position_embeddings: int
+    num_layers: int = 0
+    kv_sizes: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    state_size: int = 0
+    num_parameters: int = 0
+    rope: RopeSpec | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str = "float32"
+
+    @property
+    def state_bytes(self) -> int:
+        """Of what a sequence keeps beside keys and values."""
+        return 4 * self.state_size
+
+    def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
+        """Bytes of KV cache that one token takes over `num_layers` layers, by default all.
+
+        A model without attention keeps no keys and values. So that the pool still bounds how many
+        sequences run, a token then takes its share of a state in a context of full length.
+        """
+        if not self.kv_sizes:
+            return -(-self.state_bytes // self.max_position_embeddings)
+        if num_layers is None or num_layers == self.num_layers:
+            return sum(self.kv_sizes) * element_size
+        return num_layers * self.kv_sizes[0] * element_size
+
+
+class BridgeModel:
+    """One model of `transformers`, with its attention turned over to the paged kernels.
+
+    Args:
+        model: in evaluation mode, its attention implementation set to `interface.PAGED`.
+        ops: kernels of the device.
+        spec: what the rest of the engine must know; exploring the model completes it.
+        decode_bytes: weights that a decode step of one sequence reads, all experts counted.
+
+    Attributes:
+        layers: its attention calls, in order.
+        stateful: sequences carry a state that no block of the cache holds.
+        continues: a state can be carried over several tokens in one pass; else one by one.
+        adapted: the modules that adapters may change. adapter_refusal: why none may; "": they may.
+    """
+
+    adapter_refusal = ""
+
+    def __init__(
+        self, model: nn.Module, spec: BridgeSpec, ops: KernelSet, decode_bytes: int
+    ) -> None:
+        self.model, self.spec, self.ops = model, spec, ops
+        self.decode_bytes = decode_bytes
+        self.layers: list[PagedLayer] = []
+        self.stateful = False
+        self.continues = True
+        self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        self._states: dict[int, StateCache] = {}
+        words = getattr(model, "get_input_embeddings", None)
+        self.adapted = AdaptedModules(model, ops, None if words is None else words())
+
+    def to_device(self, ops: KernelSet) -> None:
+        """Run on other kernels from now on; see `linear.move`."""
+        self.adapted.clear()  # they'd keep the host's weights
+        move(self.model, ops)
+        # A copy of its own: the runner puts its attention into it.
+        self.ops = copy.copy(ops)
+        self.adapter_refusal = "Adapters of models of the Transformers bridge run on CPUs alone."
+
+    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        """`transformers` has read the weights."""
+
+    # -- KV cache -----------------------------------------------------------------------------
+
+    def allocate_kv(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+    ) -> None:
+        """Make each layer's caches; those of one layer slot share theirs, see `KVLayout`."""
+        layout = layout or uniform(len(self.layers))
+        slots: dict[int, tuple[Tensor, Tensor]] = {}
+        places = zip(layout.group_of_layers(), layout.slot_of_layers(), strict=True)
+        for layer, (group, slot) in zip(self.layers, places, strict=True):
+            if slot not in slots:
+                shape = (num_blocks, layer.num_kv_heads, block_size, layer.size)
+                slots[slot] = (
+                    self.ops.new_kv_cache(shape, dtype),
+                    self.ops.new_kv_cache(shape, dtype),
+                )
+            layer.group, layer.caches = group, slots[slot]
+
+    def keep(self, rows: set[int]) -> None:
+        """Forget the states of the sequences whose rows of the batch aren't these."""
+        for row in self._states.keys() - rows:
+            del self._states[row]
+
+    def release_kv(self) -> None:
+        """Let caches and states go, until `allocate_kv` makes new ones."""
+        self._states.clear()
+        for layer in self.layers:
+            layer.caches = None
+
+    # -- forward ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """float32 [num_rows, vocab_size]: what `logits` takes.
+
+        Unlike the native decoder's, these are logits already: many architectures do something to
+        them behind their output layer.
+        """
+        if self.stateful:
+            return self._forward_by_state(token_ids, context)
+        rows = context.logits_rows
+        return self._pass(token_ids[None], context, rows)[0]
+
+    def logits(self, hidden: Tensor, adapters: StepAdapters = NO_ADAPTERS) -> Tensor:
+        """`hidden` itself, see `forward`; what adapters do to it is done."""
+        return hidden
+
+    def _pass(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        rows: Tensor | None,
+        cache: StateCache | None = None,
+    ) -> Tensor:
+        """float32 [batch, rows, vocab_size] of token ids [batch, tokens].
+
+        rows: which tokens' logits are wanted, None: all.
+        """
+        arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[self.cache_argument] = cache
+        if "position_ids" in self._arguments:
+            arguments["position_ids"] = context.positions.view(token_ids.shape)
+        if rows is not None and "logits_to_keep" in self._arguments:
+            arguments["logits_to_keep"] = rows
+        run, step = PagedRun(self.layers, context, self.ops), self.adapted.step
+        sequences, tokens = token_ids.shape
+        step.begin((sequences, tokens), context.adapters, arguments.get("logits_to_keep"))
+        try:
+            with running(run):
+                logits: Tensor = self.model(**arguments).logits
+        finally:
+            step.end()
+        run.finish()
+        if rows is not None and "logits_to_keep" not in self._arguments:
+            logits = logits[:, rows]
+        return logits.float()
+
+    # -- adapters -----------------------------------------------------------------------------
+
+    @property
+    def lora_slots(self) -> None:
+        """Adapters have no slots here."""
+        return None
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of what linear layers are given, which is float32 on a CPU."""
+        return torch.float32
+
+    def linears(self, layer: int) -> dict[str, LinearLayer]:
+        """All linear layers that adapters may change, by their slots; they are in layer 0."""
+        return self.adapted.linears
+
+    @property
+    def embedding(self) -> Tensor:
+        """The words' table."""
+        if self.adapted.embedding is None:
+            raise RuntimeError("this model's embedding can't be adapted")
+        return self.adapted.embedding[1].weight
+
+    @property
+    def lm_head(self) -> LinearLayer:
+        """The output layer."""
+        return self.adapted.linears[self.adapted.output]
+
+    def lora_table(self, layers: LayerLoras) -> None:
+        """There is no call for all layers."""
+
+    # -- models with a state ------------------------------------------------------------------
+
+    @property
+    def cache_argument(self) -> str:
+        """The argument of the model's forward that takes its cache, "": it takes none."""
+        names = ("past_key_values", "cache_params")
+        return next((name for name in names if name in self._arguments), "")
+
+    def new_cache(self) -> StateCache:
+        """The empty state of a sequence."""
+        config: Any = self.model.config
+        return StateCache(config=config)
+
+    def _forward_by_state(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        host = context.host or context
+        starts = host.query_start_loc.tolist()
+        first = host.positions[host.query_start_loc[:-1].long()].tolist()
+        counts = [end - start for start, end in pairwise(starts)]
+        wanted = host.logits_rows
+        if wanted is None:
+            wanted = torch.arange(len(token_ids))
+        out = torch.empty(len(wanted), self.spec.vocab_size, device=token_ids.device)
+        if host.sequence_rows is None:
+            raise RuntimeError("the step doesn't say whose sequences these are")
+        owners: list[int] = host.sequence_rows.tolist()
+        decoding = [s for s, count in enumerate(counts) if decodes(count) and first[s] > 0]
+        passes = [[s] for s in range(len(counts)) if s not in set(decoding)]
+        for sequences in ([decoding] if decoding else []) + passes:
+            caches = [self._state(owners[s], first[s]) for s in sequences]
+            begin = [starts[s] for s in sequences]
+            for at, count in self._strides(first[sequences[0]], counts[sequences[0]]):
+                steps = [start + at for start in begin]
+                rows = token_rows(steps, [count] * len(steps))
+                logits = self._step(token_ids, context, sequences, steps, count, caches, wanted)
+                places, _ = _matches(wanted, rows)
+                out[places.to(out.device)] = logits
+                for cache in caches:
+                    cache.num_tokens += count
+            for s, cache in zip(sequences, caches, strict=True):
+                self._states[owners[s]] = cache
+        return out
+
+    def _strides(self, first: int, count: int) -> list[tuple[int, int]]:
+        """(offset, tokens) of the passes over `count` tokens from position `first` on."""
+        if first == 0 or self.continues:
+            return [(0, count)]
+        return [(offset, 1) for offset in range(count)]
+
+    def _state(self, owner: int, position: int) -> StateCache:
+        """The state of the sequence in row `owner`, which has computed `position` tokens."""
+        if position == 0:
+            return self.new_cache()
+        cache = self._states.pop(owner, None)
+        held = 0 if cache is None else cache.num_tokens
+        if cache is None or held != position:
+            raise RuntimeError(f"the state of {held} tokens can't go on at position {position}")
+        return cache
+
+    def _step(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        sequences: list[int],
+        starts: list[int],
+        count: int,
+        caches: list[StateCache],
+        wanted: Tensor,
+    ) -> Tensor:
+        """Logits of those wanted among `count` tokens of each of these sequences."""
+        part = take(context, sequences, starts, [count] * len(starts))
+        rows = token_rows(starts, [count] * len(starts))
+        local = _matches(wanted, rows)[1].to(token_ids.device)
+        ids = token_ids[rows.to(token_ids.device)].view(len(sequences), count)
+        cache = caches[0] if len(caches) == 1 else gather(caches, self.new_cache())
+        if len(sequences) > 1:
+            logits = self._pass(ids, part, None, cache)
+            scatter(cache, caches)
+            return logits.flatten(0, 1)[local]
+        # An output layer wants at least one row.
+        keep = local if len(local) else torch.zeros(1, dtype=torch.int64, device=local.device)
+        return self._pass(ids, part, keep, cache)[0, : len(local)]
+
+
+def _matches(wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(places in `wanted`, places in `rows`, which ascends) of the rows that are in both."""
+    at = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
+    places = torch.nonzero(rows[at] == wanted).flatten()
+    return places, at[places]

@@ -1,0 +1,204 @@
+"""The proof at load: what the paged cache serves equals what the model computes by itself.
+
+A few tokens go through the model's own attention, and then, as parts of a batch and in pieces,
+through the paged one. Whatever the bridge doesn't know of a model (a bias that it adds to the
+scores, tokens that meet outside of attention, positions that it counts by itself) shows as a
+difference, and the model is refused instead of answering wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache.kv_cache_config import uniform
+from engine.models.forward_context import AttentionContext
+from engine.transformers_backend.attention import PAGED, Call, PagedLayer, use_attention, window_of
+from engine.transformers_backend.model import BridgeModel
+
+# -- What a model's forward pass asks of attention: how often, with which heads, seeing what.
+
+
+#: What attention modules pass to change the scores, and the paged kernels don't do.
+_UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_bias")
+
+#: Numbers of masks: far enough apart that a mask to which something was added isn't another one.
+_FIRST, _APART = 2, 7
+
+
+class NotPageable(Exception):
+    """Why a model's attention can't run over the paged cache: the message, without its subject."""
+
+
+class Exploration:
+    """A run that writes down what each attention call is like; its results mean nothing.
+
+    Args:
+        max_model_len: for which contexts windows are found.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self.layers: list[PagedLayer] = []
+        self._max_model_len = max_model_len
+        self._masks: list[int | str] = []
+
+    def attend(self, call: Call) -> Tensor:
+        """See `Run`."""
+        query, key, value = call.query, call.key, call.value
+        for name in _UNKNOWN:
+            if call.options.get(name) is not None:
+                raise NotPageable(f"its attention needs {name!r}, which the paged kernels lack")
+        if not key.shape[2] == query.shape[2] == value.shape[2]:
+            raise NotPageable("its attention looks at other tokens than those of the text")
+        self.layers.append(
+            PagedLayer(
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                head_dim=query.shape[3],
+                value_dim=value.shape[3],
+                window=self._window(call),
+            )
+        )
+        return (
+            value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+            .transpose(1, 2)
+            .contiguous()
+        )
+
+    def mask(self, **arguments: Any) -> Tensor:
+        """A mask that says which one it is: full of its number.
+
+        None is 1, which a mask is that became bool.
+        """
+        try:
+            found: int | str = window_of(arguments["mask_function"], self._max_model_len)
+        except ValueError as error:
+            found = str(error)
+        self._masks.append(found)
+        shape = (1, 1, arguments["q_length"], arguments["kv_length"])
+        return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
+
+    def _window(self, call: Call) -> int:
+        """The window of the mask that the layer was given."""
+        mask = call.mask
+        if mask is None:
+            causal = call.options.get("is_causal")
+            if not (getattr(call.module, "is_causal", True) if causal is None else causal):
+                raise NotPageable("its attention isn't causal")
+            return 0
+        place, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)
+        known = not rest and 0 <= place < len(self._masks)
+        if not known or not bool((mask == mask.flatten()[0]).all()):
+            raise NotPageable("it makes attention masks of its own")
+        found = self._masks[int(place)]
+        if isinstance(found, str):
+            raise NotPageable(found)
+        return found
+
+
+_BLOCK = 4
+#: Of the spread of the logits: float32 sums in another order differ by 1e-5 of it.
+_TOLERANCE = 2e-3
+_LENGTHS = (9, 6, 1)
+
+
+@torch.inference_mode()
+def prove(bridged: BridgeModel) -> None:
+    """Raise `NotPageable` unless both ways give the same logits. Leaves no cache behind."""
+    vocab = bridged.spec.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, vocab, (length,), generator=generator) for length in _LENGTHS]
+    own = [_own(bridged, text) for text in texts]
+    if not all(bool(torch.isfinite(logits).all()) for logits in own):
+        raise NotPageable("its logits aren't finite")
+    bridged.allocate_kv(16, _BLOCK, torch.float32, uniform(len(bridged.layers)))
+    try:
+        _compare(own, _together(bridged, texts), "several texts in one batch")
+        if bridged.stateful:
+            # Some models go on from a state only by single tokens.
+            bridged.continues = _close(own, _in_pieces(bridged, texts, 4))
+        size = 1 if bridged.stateful else 4
+        _compare(own, _in_pieces(bridged, texts, size), "texts in several steps")
+    finally:
+        bridged.release_kv()
+
+
+def _own(bridged: BridgeModel, text: Tensor) -> Tensor:
+    """float32 [tokens, vocab] by the model's own attention."""
+    use_attention(bridged.model, "eager")
+    try:
+        arguments: dict[str, Any] = {"input_ids": text[None], "use_cache": False}
+        logits: Tensor = bridged.model(**arguments).logits[0].float()
+        return logits
+    finally:
+        use_attention(bridged.model, PAGED)
+
+
+def _together(bridged: BridgeModel, texts: list[Tensor]) -> list[Tensor]:
+    return _serve(bridged, texts, [0] * len(texts), [len(text) for text in texts])
+
+
+def _in_pieces(bridged: BridgeModel, texts: list[Tensor], size: int) -> list[Tensor]:
+    """Logits when each step takes `size` tokens of every text that has come and has some left.
+
+    Each text comes a step after the one before, so that they stand at different positions.
+    """
+    found: list[list[Tensor]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    for step in range(sum(map(len, texts))):
+        left = [i for i, text in enumerate(texts) if i <= step and done[i] < len(text)]
+        if not left:
+            break
+        counts = [min(size, len(texts[i]) - done[i]) for i in left]
+        logits = _serve(bridged, [texts[i] for i in left], [done[i] for i in left], counts, left)
+        for index, count, part in zip(left, counts, logits, strict=True):
+            found[index].append(part)
+            done[index] += count
+    return [torch.cat(parts) for parts in found]
+
+
+def _serve(
+    bridged: BridgeModel,
+    texts: list[Tensor],
+    starts: list[int],
+    counts: list[int],
+    rows: list[int] | None = None,
+) -> list[Tensor]:
+    """One step: logits of the `count` tokens of each text from `start` on; text r has row r."""
+    owners = rows or list(range(len(texts)))
+    # Text r has blocks 4 r to 4 r + 3.
+    tables = torch.tensor([[4 * owner + block for block in range(4)] for owner in owners])
+    spans = list(zip(starts, counts, strict=True))
+    positions = torch.cat([torch.arange(start, start + count) for start, count in spans])
+    owner_of = torch.repeat_interleave(torch.arange(len(texts)), torch.tensor(counts))
+    slots = tables[owner_of, positions // _BLOCK] * _BLOCK + positions % _BLOCK
+    loc = torch.zeros(len(texts) + 1, dtype=torch.int32)
+    loc[1:] = torch.tensor(counts).cumsum(0)
+    context = AttentionContext(
+        positions=positions,
+        slot_mapping=slots,
+        block_tables=tables.to(torch.int32),
+        seq_lens=torch.tensor([start + count for start, count in spans], dtype=torch.int32),
+        query_start_loc=loc,
+        sequence_rows=torch.tensor(owners),
+    )
+    ids = torch.cat([text[s : s + n] for text, (s, n) in zip(texts, spans, strict=True)])
+    return list(bridged.forward(ids, context).split(counts))
+
+
+def _compare(own: list[Tensor], served: list[Tensor], what: str) -> None:
+    if not _close(own, served):
+        raise NotPageable(
+            f"{what} get other logits than by its own attention, so tokens meet in other ways than "
+            "by attention to what is cached, or positions aren't those that it is given"
+        )
+
+
+def _close(own: list[Tensor], served: list[Tensor]) -> bool:
+    spread = max(float(logits.std()) for logits in own)
+    return all(
+        float((mine - theirs).abs().max()) <= _TOLERANCE * max(spread, 1e-6)
+        for mine, theirs in zip(served, own, strict=True)
+    )

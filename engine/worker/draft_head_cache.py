@@ -1,0 +1,429 @@
+"""`HeadMemory`: what heads that are a layer know of each sequence."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.forward_context import AttentionContext
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.speculative.heads.layer import LayerHeads
+from engine.worker.input_batch import RunningBatch
+from engine.worker.step_inputs import StepInputs
+from kernels.tensors import to_device
+
+log = logging.getLogger(__name__)
+
+#: Tokens of all rows whose states are kept, where no draft is wanted before. Then they are read in
+#: one go: for so many that costs little more than for one.
+_MOST_PENDING = 256
+
+
+def known_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """int64 of token ids, another one in the place of each that an adapter brings: heads have no
+    such token, and what they say behind one is checked as ever.
+    """
+    return np.where(token_ids < vocab_size, token_ids, 0).astype(np.int64)
+
+
+class Pending(NamedTuple):
+    """Tokens of a step that the heads are still to read.
+
+    Attributes:
+        hidden: [n, any], what the model gave.
+        before: [n], where each one's state before it is, see `HeadMemory._before`.
+        tokens, positions, slots: [n].
+    """
+
+    hidden: Tensor
+    before: np.ndarray
+    tokens: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+
+
+class HeadMemory:
+    """Keys and values of the heads' layer, in the same blocks as the model's.
+
+    The entry that is made of token p and of the model's state before it stands at p's own place. So
+    what a block holds depends on the tokens up to its end and on nothing else, as the model's keys
+    and values do: shared, cached, evicted and computed anew, it is right whenever those are. Two
+    things are kept beside: each row's newest state, and that of the last token of each block, from
+    which a sequence goes on whose prompt was found in the cache. A sequence's place 0 has no entry.
+
+    A sequence is followed from its first step on or not at all, and no longer once that is told: a
+    step in which none is takes nothing. So it's known of each block whether its entries are there,
+    and whoever begins behind one that lacks them isn't followed.
+
+    A round of drafts has places of its own behind the pool's blocks: a draft's keys and values are
+    in no block, so none are left there that don't hold.
+    """
+
+    whole = True
+
+    def __init__(
+        self,
+        heads: LayerHeads,
+        batch: RunningBatch,
+        group: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        most: int,
+        device: torch.device,
+        kept: torch.dtype = torch.float32,
+        vocab_size: int = 2**31 - 1,
+    ) -> None:
+        """`group`: whose block tables, of full attention; `most`: drafts of a sequence; `device`:
+        of the heads, which compute in `kept`, while keys and values are in `dtype`; `vocab_size`:
+        of the tokens that they know.
+        """
+        self._vocab_size = vocab_size
+        self.heads, self.taps = heads, heads.taps
+        self._batch, self._tables = batch, batch.block_tables[group]
+        self.block_size = size = batch.block_size
+        rows = len(batch.tokens)
+        self.num_blocks, self.own_blocks = num_blocks, -(-(2 * size - 2 + most) // size)
+        heads.layer.allocate(num_blocks + rows // 2 * self.own_blocks, size, dtype)
+        self._device = device
+        self._ends = torch.zeros((num_blocks, heads.width), dtype=kept, device=device)
+        self._states = torch.zeros((rows, heads.width), dtype=kept, device=device)
+        #: Row -> (sequence, tokens up to its state).
+        self._of: dict[int, tuple[int, int]] = {}
+        self._group = group
+        #: Of each block: whether it has, or gets with what is put off, all of its entries.
+        self._known = np.zeros(num_blocks, dtype=bool)
+        #: Of the step: the rows that are followed.
+        self._followed: set[int] = set()
+        #: What steps left, in their order, and so many tokens.
+        self._pending: list[Pending] = []
+        self._num_pending = 0
+        #: Where among these the newest state of a row is, and that of a block's last token.
+        self._state_at: dict[int, int] = {}
+        self._end_at: dict[int, int] = {}
+        self._failed = False
+
+    # -- what steps computed ------------------------------------------------------------------
+
+    def begin(self, plan: StepPlan) -> bool:
+        """See `HiddenKeeper`."""
+        if self._failed:
+            return False
+        try:
+            return self._begin(plan)
+        except Exception:  # as in `_take`
+            self._failed = True
+            log.exception("The heads can't follow the model any more; no drafts until a restart")
+            return False
+
+    def _begin(self, plan: StepPlan) -> bool:
+        """Find out which rows are followed."""
+        self._forget(plan)
+        unfollowed = set(plan.unfollowed)
+        new = {each.seq_id for each in plan.new if each.seq_id not in unfollowed}
+        self._followed = set()
+        if not (new or self._of):
+            return False
+        batch, size = self._batch, self.block_size
+        rows = [batch.row_of[seq_id] for seq_id in plan.seq_ids]
+        starts = batch.num_computed[rows].tolist()
+        for row, seq_id, start, count in zip(
+            rows, plan.seq_ids, starts, plan.num_scheduled, strict=True
+        ):
+            begins = seq_id in new and self._may_begin(row, start)
+            if begins or self._of.get(row) == (seq_id, start):
+                self._followed.add(row)
+                if count > 1 and seq_id not in plan.drafts:  # others may begin behind these
+                    self._known[self._tables[row, start // size : (start + count) // size]] = True
+        return bool(self._followed)
+
+    def _forget(self, plan: StepPlan) -> None:
+        """What is followed no longer; blocks that are written from here on."""
+        if plan.removed:
+            removed = set(plan.removed)
+            self._of = {row: known for row, known in self._of.items() if known[0] not in removed}
+        for seq_id in plan.unfollowed:
+            self._of.pop(self._batch.row_of.get(seq_id, -1), None)
+        for each in plan.new:
+            self._of.pop(self._batch.row_of[each.seq_id], None)
+            cached = each.num_computed_tokens // self.block_size
+            self._known[each.block_ids[self._group][cached:]] = False
+        for _, blocks in plan.new_blocks:
+            self._known[blocks[self._group]] = False
+
+    def _may_begin(self, row: int, start: int) -> bool:
+        """Whether all is known of the `start` tokens before a row's first one."""
+        whole, rest = divmod(start, self.block_size)
+        return not rest and bool(self._known[self._tables[row, :whole]].all())
+
+    def tokens(self, inputs: StepInputs) -> np.ndarray:
+        """See `HiddenKeeper`: those of the rows that are followed."""
+        owner, _ = inputs.places
+        return np.flatnonzero(np.isin(owner, list(self._followed)))
+
+    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """See `HiddenKeeper`."""
+        self._take(result, lambda: self._keep(plan, inputs, hidden))
+
+    def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
+        at = self.tokens(inputs)
+        owner, positions = (each[at] for each in inputs.places)
+        # Drafts that didn't hold lie beyond what is computed.
+        held = np.flatnonzero(positions < self._batch.num_computed[owner])
+        if len(held) < len(at):
+            owner, positions, hidden = owner[held], positions[held], hidden[self.there(held)]
+        self._follow(plan, owner, positions, hidden)
+
+    def keep_rows(
+        self,
+        plan: StepPlan,
+        order: list[int],
+        drafts: list[int],
+        hidden: Tensor,
+        result: StepResult,
+    ) -> None:
+        """See `HiddenKeeper`."""
+        self._take(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
+
+    def _keep_rows(
+        self,
+        plan: StepPlan,
+        order: list[int],
+        drafts: list[int],
+        hidden: Tensor,
+        result: StepResult,
+    ) -> None:
+        """What isn't followed is left out first: of a full batch that may be nearly all."""
+        batch, followed, place = self._batch, self._followed, 0
+        owner, positions, at = list[int](), list[int](), list[int]()
+        for index, count in zip(order, drafts, strict=True):
+            seq_id = plan.seq_ids[index]
+            row = batch.row_of[seq_id]
+            # What failed is computed anew, if ever.
+            if row in followed and seq_id not in result.errors:
+                held = max(1, len(result.token_ids[index]))  # beams get their tokens elsewhere
+                end = int(batch.num_computed[row])
+                owner += [row] * held
+                positions += range(end - held, end)
+                at += range(place, place + held)
+            place += 1 + count
+        if len(at) < place:
+            hidden = hidden[self.there(np.array(at, dtype=np.int64))]
+        self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
+
+    def _take(self, result: StepResult, keep: Callable[[], None]) -> None:
+        """Have a step's states kept, and note what that takes."""
+        if self._failed:
+            return
+        started = time.perf_counter()
+        try:
+            keep()
+            result.following = time.perf_counter() - started
+        except Exception:  # whatever it is, the model goes on without drafts
+            self._failed = True
+            log.exception("The heads can't follow the model any more; no drafts until a restart")
+
+    def _follow(
+        self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
+    ) -> None:
+        """Note what came, as little as can be: all else waits for `catch_up`.
+
+        `hidden`: states of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's
+        behind each other.
+        """
+        batch, size = self._batch, self.block_size
+        count, first = len(owner), self._num_pending
+        if not count:
+            return
+        blocks = self._tables[owner, positions // size].astype(np.int64)
+        before = np.arange(first, first + count)  # one behind its own place: the token before
+        # First: a sequence may begin behind a block that another one computes in the same step.
+        full = np.flatnonzero((positions + 1) % size == 0)
+        for at, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
+            self._end_at[block] = first + at
+            self._known[block] = True
+        starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
+        seq_of = {batch.row_of[seq_id]: seq_id for seq_id in plan.seq_ids}
+        for at, end in zip(starts, [*starts[1:], count], strict=True):
+            row = int(owner[at])
+            before[at] = self._before(row, seq_of[row], int(positions[at]))
+            self._state_at[row] = first + end - 1
+            self._of[row] = seq_of[row], int(positions[end - 1]) + 1
+        tokens, slots = batch.tokens[owner, positions], blocks * size + positions % size
+        self._pending.append(Pending(hidden, before, tokens, positions, slots))
+        self._num_pending += count
+        if self._num_pending >= _MOST_PENDING:
+            self.catch_up()
+
+    def _before(self, row: int, seq_id: int, position: int) -> int:
+        """Where the state before a row's first token of a step is: a row goes on where it was, or
+        behind a block; place 0 has none before it. From 1 on: of those that wait; below 0: rows'
+        states, and behind these blocks'.
+        """
+        if position == 0:
+            return 0
+        if self._of.get(row) == (seq_id, position):
+            at = self._state_at.get(row)
+            return -1 - row if at is None else 1 + at
+        block = int(self._tables[row, position // self.block_size - 1])
+        at = self._end_at.get(block)
+        return -1 - len(self._states) - block if at is None else 1 + at
+
+    def there(self, array: np.ndarray) -> Tensor:
+        """A vector of the host on the heads' device."""
+        return to_device(torch.from_numpy(array), self._device)
+
+    def catch_up(self) -> None:
+        """See `HiddenKeeper`: compute keys and values of all tokens whose states have come."""
+        if self._pending and not self._failed:
+            try:
+                self._read()
+            except Exception:
+                self._failed = True  # what waited is lost
+                raise
+
+    def _read(self) -> None:
+        parts, self._pending, self._num_pending = self._pending, [], 0
+        hidden = parts[0].hidden if len(parts) == 1 else torch.cat([part.hidden for part in parts])
+        states = self.heads.states(hidden)
+        before = self._states_before(states, np.concatenate([part.before for part in parts]))
+        for kept, places in ((self._states, self._state_at), (self._ends, self._end_at)):
+            if places:
+                to, which = (np.array(list(each)) for each in (places.keys(), places.values()))
+                kept[self.there(to)] = states[self.there(which)]
+                places.clear()
+        tokens, positions, slots = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("tokens", "positions", "slots")
+        )
+        # A block may have changed hands meanwhile: of each place what came last.
+        _, from_end = np.unique(slots[::-1], return_index=True)
+        newest = np.sort(len(slots) - 1 - from_end)
+        newest = newest[positions[newest] > 0]
+        if not len(newest):
+            return
+        known = known_tokens(tokens[newest], self._vocab_size)
+        x, _ = self.heads.mixed(self.there(known), before[self.there(newest)])
+        places_of = self.there(positions[newest] - 1), self.there(slots[newest])
+        self.heads.layer.write(x, *places_of)
+
+    def _states_before(self, states: Tensor, before: np.ndarray) -> Tensor:
+        """[n, width]: of each token that waits the one before it, as `_before` names it."""
+        found, rows = states[self.there(np.maximum(before - 1, 0))], len(self._states)
+        of_rows = np.flatnonzero((before < 0) & (before >= -rows))
+        of_blocks = np.flatnonzero(before < -rows)
+        if len(of_rows):
+            found[self.there(of_rows)] = self._states[self.there(-1 - before[of_rows])]
+        if len(of_blocks):
+            found[self.there(of_blocks)] = self._ends[self.there(-1 - rows - before[of_blocks])]
+        nothing = np.flatnonzero(before == 0)
+        if len(nothing):
+            found[self.there(nothing)] = 0.0
+        return found
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    def row_of(self, seq_id: int) -> int | None:
+        """See `HiddenKeeper`."""
+        row = self._batch.row_of.get(seq_id)
+        if self._failed or row is None:
+            return None
+        if self._of.get(row) != (seq_id, int(self._batch.num_tokens[row]) - 1):
+            return None
+        return row
+
+    def follows(self, seq_id: int) -> bool:
+        """See `HiddenKeeper`."""
+        row = self._batch.row_of.get(seq_id, -1)
+        return not self._failed and self._of.get(row, (-1, 0))[0] == seq_id
+
+    def rounds(self, rows: list[int]) -> LayerRounds:
+        """See `HiddenKeeper`."""
+        self.catch_up()
+        computed = self._batch.num_tokens[rows] - 1
+        tables = self._tables[rows, : -(-int(computed.max()) // self.block_size)]
+        return LayerRounds(self, tables, computed, self._states[self.there(np.array(rows))])
+
+    def rehearse(self, count: int) -> None:
+        """See `HiddenKeeper`; places before the first are written nowhere."""
+        heads = self.heads
+        nowhere = self.there(np.full(count, -1))
+        tokens = positions = torch.zeros_like(nowhere)
+        states = heads.states(self._states.new_zeros((count, heads.columns)))
+        x, residual = heads.mixed(tokens, states)
+        heads.layer.write(x, positions, nowhere)
+        if count <= len(self._states):
+            tables = self.there(np.zeros((count, self.own_blocks), dtype=np.int32))
+            starts = self.there(np.arange(count + 1, dtype=np.int32))
+            lengths = torch.ones_like(starts[:count])
+            step = AttentionContext(positions, nowhere, tables, lengths, starts)
+            heads.logits(heads.layer(x, residual, step))
+
+
+class LayerRounds:
+    """Drafts of some rows, whose keys and values are in places of their own.
+
+    A row sees its full blocks but the first, where they are; the entries of that one, which has
+    none at place 0, and of its last block, which isn't full, are copied before those of the drafts.
+    Their order makes no difference: keys were rotated by their positions before.
+    """
+
+    def __init__(
+        self, memory: HeadMemory, tables: np.ndarray, computed: np.ndarray, states: Tensor
+    ) -> None:
+        """`tables`: [n, blocks], of the rows; `computed`: [n], >= 1, tokens with an entry but for
+        the first; `states`: [n, width], of the last of these.
+        """
+        self._heads, size = memory.heads, memory.block_size
+        count, own = len(computed), memory.own_blocks
+        full = computed // size
+        ahead = np.maximum(full - 1, 0)
+        seen = np.zeros((count, int(ahead.max()) + own), dtype=np.int32)
+        source: list[np.ndarray] = []
+        target: list[np.ndarray] = []
+        following = np.zeros(count, dtype=np.int64)
+        for at in range(count):
+            first = memory.num_blocks + at * own
+            seen[at, : ahead[at]] = tables[at, 1 : full[at]]
+            seen[at, ahead[at] : ahead[at] + own] = np.arange(first, first + own)
+            loose = np.arange(1, min(size, computed[at]))
+            loose = np.append(loose, np.arange(max(1, full[at]) * size, computed[at]))
+            source.append(tables[at, loose // size].astype(np.int64) * size + loose % size)
+            target.append(first * size + np.arange(len(loose)))
+            following[at] = first * size + len(loose)
+        if sum(map(len, source)):
+            taken, put = (memory.there(np.concatenate(each)) for each in (source, target))
+            self._heads.layer.copy((taken // size, taken % size), (put // size, put % size))
+        self._there = memory.there
+        #: Of the next draft of each row; all on the heads' device, where they are counted up.
+        self._positions, self._next = memory.there(computed - 1), memory.there(following)
+        self._lengths, self._tables = memory.there(computed.astype(np.int32)), memory.there(seen)
+        self._starts = memory.there(np.arange(count + 1, dtype=np.int32))
+        self._states = states
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """See `Rounds`."""
+        x, residual = self._heads.mixed(tokens, self._states)
+        step = AttentionContext(
+            positions=self._positions,
+            slot_mapping=self._next,
+            block_tables=self._tables,
+            seq_lens=self._lengths,
+            query_start_loc=self._starts[: len(x) + 1],
+        )
+        self._states = self._heads.layer(x, residual, step)
+        self._positions, self._next = self._positions + 1, self._next + 1
+        self._lengths = self._lengths + 1
+        return self._heads.logits(self._states)
+
+    def keep(self, rows: list[int]) -> None:
+        """See `Rounds`."""
+        kept = self._there(np.array(rows))
+        self._positions, self._next = self._positions[kept], self._next[kept]
+        self._lengths, self._tables = self._lengths[kept], self._tables[kept]
+        self._states = self._states[kept]

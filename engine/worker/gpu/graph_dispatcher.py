@@ -1,0 +1,244 @@
+"""Which captured graph serves a batch."""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kernels.attention import GraphSupport
+
+# -- CUDA graph modes, and what becomes of one that the backend or the model can't do.
+
+
+log = logging.getLogger(__name__)
+
+
+class RuntimeMode(enum.Enum):
+    """How one batch runs."""
+
+    NONE = "none"
+    PIECEWISE = "piecewise"
+    FULL = "full"
+
+
+class GraphMode(enum.Enum):
+    """What an operator asks for: how decode batches run, and how all others do.
+
+    PIECEWISE captures everything but attention, which runs between the pieces; FULL captures
+    attention too, so its backend must allow for it.
+    """
+
+    NONE = (RuntimeMode.NONE, RuntimeMode.NONE)
+    PIECEWISE = (RuntimeMode.PIECEWISE, RuntimeMode.PIECEWISE)
+    FULL = (RuntimeMode.FULL, RuntimeMode.FULL)
+    FULL_DECODE_ONLY = (RuntimeMode.FULL, RuntimeMode.NONE)
+    FULL_AND_PIECEWISE = (RuntimeMode.FULL, RuntimeMode.PIECEWISE)
+
+    @property
+    def decode(self) -> RuntimeMode:
+        """Of batches in which all sequences have equally few tokens."""
+        return self.value[0]
+
+    @property
+    def mixed(self) -> RuntimeMode:
+        """Of all other batches."""
+        return self.value[1]
+
+
+LEVELS = {
+    0: GraphMode.NONE,
+    1: GraphMode.PIECEWISE,
+    2: GraphMode.FULL_AND_PIECEWISE,
+    3: GraphMode.FULL_AND_PIECEWISE,
+}
+"""The mode of each optimisation level."""
+
+
+def wanted_mode(name: str | None, level: int, enforce_eager: bool) -> GraphMode:
+    """By the settings: `enforce_eager`, then the mode's name, then the level's default."""
+    if enforce_eager:
+        return GraphMode.NONE
+    return LEVELS[level] if name is None else GraphMode[name]
+
+
+def resolve_mode(
+    wanted: GraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
+) -> GraphMode:
+    """The nearest mode that works; a log line says when it's another.
+
+    Args:
+        support: what the attention backend can be captured in.
+        query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
+        obstacle: why the model can't be captured at all.
+    """
+    if wanted is GraphMode.NONE:
+        return wanted
+    if obstacle is not None:
+        return _downgraded(wanted, GraphMode.NONE, obstacle)
+    single = GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    needed = single if query_len == 1 else GraphSupport.UNIFORM_BATCH
+    if wanted.decode is RuntimeMode.FULL and support < needed:
+        reason = f"the attention backend can be captured {support.name.lower()}"
+        return _downgraded(wanted, GraphMode.PIECEWISE, reason)
+    if wanted.mixed is RuntimeMode.FULL and support < GraphSupport.ALWAYS:
+        reason = "the attention backend can be captured in uniform batches alone"
+        return _downgraded(wanted, GraphMode.FULL_AND_PIECEWISE, reason)
+    return wanted
+
+
+def _downgraded(wanted: GraphMode, to: GraphMode, reason: str) -> GraphMode:
+    log.warning("CUDA graphs: %s instead of %s: %s.", to.name, wanted.name, reason)
+    return to
+
+
+class BatchDescriptor(NamedTuple):
+    """What a graph was captured for, padding included.
+
+    Attributes:
+        num_tokens: of the whole batch.
+        num_reqs: sequences; 0 where it doesn't matter, in pieces without attention.
+        uniform: all sequences have the same number of tokens.
+        adapted: some go through adapters.
+    """
+
+    num_tokens: int
+    num_reqs: int
+    uniform: bool
+    adapted: bool = False
+
+
+Key = tuple[RuntimeMode, BatchDescriptor]
+
+
+def capture_sizes(
+    max_num_seqs: int, token_budget: int, query_len: int = 1, wanted: Sequence[int] | None = None
+) -> list[int]:
+    """Numbers of tokens to capture, ascending: dense where batches are small, up to 512.
+
+    Every decode batch of up to 512 tokens finds one that is hardly larger than itself.
+
+    Args:
+        query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
+        wanted: the operator's own instead; those beyond the budget are left out.
+    """
+    most = min(max(max_num_seqs * query_len, 1) * 2, 512, token_budget)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    if wanted is not None:
+        most, sizes = token_budget, list(wanted)
+    if query_len > 1:
+        # A batch whose drafts are checked has a multiple of query_len tokens, others any number.
+        sizes += [-(-size // query_len) * query_len for size in sizes]
+    return sorted({size for size in sizes if size <= most})
+
+
+def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
+    """Of sizes that are multiples of `length` the largest and about each half of the one before,
+    ascending, down to the smallest.
+    """
+    found: list[int] = []
+    fitting = [size for size in sorted(sizes) if size % length == 0]
+    for size in reversed(fitting):
+        if not found or size * 2 <= found[-1] or size == fitting[0]:
+            found.append(size)
+    return found[::-1]
+
+
+class Dispatcher:
+    """Knows which graphs there are, and picks: FULL, then PIECEWISE, then none.
+
+    Args:
+        mode: resolved for the backend.
+        sizes: numbers of tokens that are captured, ascending.
+        max_num_seqs: most sequences of a batch.
+        query_len: tokens of a sequence in a batch whose drafts are checked; such batches are
+            uniform, and so are those of one token a sequence.
+        adapted: there are graphs for batches with adapters too, of fewer sizes: they are beside
+            those without, whose steps launch nothing for adapters.
+    """
+
+    def __init__(
+        self, mode: GraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1,
+        *, adapted: bool = False,
+    ) -> None:  # fmt: skip
+        self.mode, self.sizes, self.query_len = mode, sorted(sizes), query_len
+        self._max_num_seqs, self._lengths = max_num_seqs, sorted({1, query_len})
+        self._keys: set[Key] = set()
+        self._sizes = {False: self.sizes, True: []}
+        if adapted:
+            each = [sparse(self.sizes, length) for length in self._lengths]
+            self._sizes[True] = sorted(set().union(*each))
+        for kind, some in self._sizes.items():
+            for size in some:
+                self._add(size, kind)
+
+    def _add(self, size: int, adapted: bool) -> None:
+        if self.mode.mixed is RuntimeMode.PIECEWISE or self.mode.decode is RuntimeMode.PIECEWISE:
+            self._keys.add((RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted)))
+        if self.mode.mixed is RuntimeMode.FULL:
+            reqs = min(size, self._max_num_seqs)
+            self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, False, adapted)))
+        elif self.mode.decode is RuntimeMode.FULL:
+            for length in self._lengths:
+                reqs = size // length
+                whole = size % length == 0 and reqs <= self._max_num_seqs
+                if whole or size == self._smallest_for_all(length, adapted):
+                    reqs = min(reqs, self._max_num_seqs)
+                    self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True, adapted)))
+
+    def _smallest_for_all(self, length: int, adapted: bool) -> int:
+        """The size that a batch of all sequences, each of `length` tokens, is padded to."""
+        return next(iter(self._from(self._max_num_seqs * length, adapted)), 0)
+
+    def _from(self, num_tokens: int, adapted: bool) -> list[int]:
+        """The sizes that hold so many tokens."""
+        sizes = self._sizes[adapted]
+        return sizes[bisect.bisect_left(sizes, num_tokens) :]
+
+    @property
+    def keys(self) -> list[Key]:
+        """What is to be captured, largest first: smaller graphs then fit into its memory."""
+
+        def rank(key: Key) -> tuple[int, str, bool]:
+            return key[1].num_tokens, key[0].value, key[1].adapted
+
+        return sorted(self._keys, key=rank, reverse=True)
+
+    def drop(self, key: Key) -> None:
+        """Forget a graph that couldn't be captured."""
+        self._keys.discard(key)
+
+    def dispatch(
+        self, num_tokens: int, num_reqs: int, max_query_len: int, *, adapted: bool = False
+    ) -> Key:
+        """How a batch runs, and as what. Without a graph that holds it, as itself, eagerly."""
+        even = num_tokens == num_reqs * max_query_len
+        uniform = max_query_len if even and max_query_len in self._lengths else 0
+        for size in self._from(num_tokens, adapted):
+            for descriptor in self._fitting(size, uniform, adapted):
+                key = (RuntimeMode.FULL, descriptor)
+                if key in self._keys and num_reqs <= descriptor.num_reqs:
+                    return key
+            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted))
+            if key in self._keys and (not uniform or self.mode.decode is not RuntimeMode.FULL):
+                return key
+        return self._last_resort(BatchDescriptor(num_tokens, num_reqs, bool(uniform), adapted))
+
+    def _fitting(self, size: int, uniform: int, adapted: bool) -> list[BatchDescriptor]:
+        """Full graphs of that size which the batch may use: a decode one only if it is uniform, of
+        so many tokens a sequence."""
+        found = [BatchDescriptor(size, min(size, self._max_num_seqs), False, adapted)]
+        if uniform:
+            reqs = min(size // uniform, self._max_num_seqs)
+            found.insert(0, BatchDescriptor(size, reqs, True, adapted))
+        return found
+
+    def _last_resort(self, batch: BatchDescriptor) -> Key:
+        """A decode batch beyond the full graphs may still fit the pieces."""
+        for size in self._from(batch.num_tokens, batch.adapted):
+            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, batch.adapted))
+            if key in self._keys:
+                return key
+        return RuntimeMode.NONE, batch

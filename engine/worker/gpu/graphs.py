@@ -1,0 +1,339 @@
+"""Recording a forward pass in CUDA graphs, whole or in the pieces between attention."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.forward_context import AttentionContext
+from engine.worker.gpu.graph_dispatcher import Dispatcher, Key, RuntimeMode
+from engine.worker.gpu.input_buffers import Feed, Staged, StaticInputs, stage
+from kernels import KernelSet
+from kernels.attention.registry import Forward, LatentForward
+from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.lora import LoraSlots
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records what the device is given between `begin` and `end`, without running it."""
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Around one recording, however many pieces it has."""
+
+    def begin(self) -> None:
+        """Start a piece."""
+
+    def end(self) -> Replay:
+        """End it; what runs it again."""
+
+
+class CudaRecorder:
+    """`Recorder` by CUDA graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """See `Recorder.session`."""
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def begin(self) -> None:
+        """See `Recorder.begin`."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> Replay:
+        """See `Recorder.end`."""
+        if self._graph is None:
+            raise RuntimeError("No graph is being captured.")
+        graph, self._graph = self._graph, None
+        graph.capture_end()
+        return graph.replay
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Within it, Python collects no garbage; what there is goes first.
+
+    A tensor that the collector found while a graph is recorded would be freed into its pool. One
+    collection with a model loaded takes a third of a second or more, so that there is one for all
+    graphs.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(slots=True)
+class Recording:
+    """A forward pass: its pieces in order, and where its result is."""
+
+    steps: list[Replay]
+    output: Tensor
+
+    def replay(self) -> Tensor:
+        """Run it on what the static inputs hold now."""
+        for step in self.steps:
+            step()
+        return self.output
+
+
+Args = TypeVar("Args", AttentionArgs, LatentArgs)
+
+
+def _attend(
+    attention: Callable[[Args], Tensor], args: Args, batch: AttentionContext, count: int,
+    out: Tensor,
+) -> Tensor:  # fmt: skip
+    """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
+    tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
+
+    def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
+        attention(
+            replace(
+                args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
+                seq_lens=lens[sequences], query_start_loc=starts,
+            )
+        )  # fmt: skip
+
+    first = batch.num_decodes
+    if batch.prefill_start_loc is None:
+        part(slice(count), slice(None), starts)
+    else:
+        part(slice(first), slice(first), starts[: first + 1])
+        part(slice(first, count), slice(first, None), batch.prefill_start_loc)
+    return out
+
+
+class AttentionBreaks:
+    """Attention that cuts a recording in two around itself, and runs in between, eagerly.
+
+    Stands in the place of `KernelSet.paged_attention`, and `latents` in that of `latent_attention`.
+    Eager attention gets the step's own batch, so that a piecewise graph depends on the number of
+    tokens alone. Where sequences that decode come first in a batch of prompts, they are attended to
+    by a call of their own: kernels choose their tiles, and whether to split the keys, by what most
+    of a call's sequences do.
+
+    Attributes:
+        attention, latent_attention: what it stands for.
+        batch: the context of the step that runs or is replayed, on the device.
+    """
+
+    def __init__(
+        self,
+        attention: Forward,
+        recorder: Recorder | None = None,
+        latent_attention: LatentForward | None = None,
+    ) -> None:
+        self.attention, self.latent_attention = attention, latent_attention
+        self._recorder = recorder
+        self._steps: list[Replay] | None = None
+        self._static: AttentionContext | None = None
+        self.batch: AttentionContext | None = None
+
+    def put_into(self, ops: KernelSet) -> None:
+        """Stand for the attention of a set that is a model's own."""
+        vars(ops)["paged_attention"], vars(ops)["latent_attention"] = self, self.latents
+
+    def __call__(self, args: AttentionArgs) -> Tensor:
+        """See `KernelSet.paged_attention`."""
+        return self._run(self.attention, args)
+
+    def latents(self, args: LatentArgs) -> Tensor:
+        """See `KernelSet.latent_attention`."""
+        if self.latent_attention is None:
+            raise RuntimeError("There's no attention over latents to stand for.")
+        return self._run(self.latent_attention, args)
+
+    def _run(self, attention: Callable[[Args], Tensor], args: Args) -> Tensor:
+        if self._steps is None or self._recorder is None:
+            batch = self._split_batch(args.block_tables)
+            if batch is not None and args.out is None:
+                return _attend(attention, args, batch, len(args.q), args.new_out())
+            return attention(args)
+        group = self._group_of(args.block_tables)
+        # Made while the piece is recorded: the memory stays the recording's.
+        out = args.new_out()
+        self._steps.append(self._recorder.end())
+
+        def attend() -> None:
+            if self.batch is None:
+                raise RuntimeError("A piecewise graph is replayed without a batch.")
+            batch = self.batch.groups[group]
+            _attend(attention, args, batch, len(batch.positions), out)
+
+        self._steps.append(attend)
+        self._recorder.begin()
+        return out
+
+    def _split_batch(self, block_tables: Tensor) -> AttentionContext | None:
+        """The group of the step's batch with this table, if it has decodes and something else."""
+        if self.batch is None or self.batch.prefill_start_loc is None:
+            return None
+        return next((g for g in self.batch.groups if g.block_tables is block_tables), None)
+
+    def _group_of(self, block_tables: Tensor) -> int:
+        """Which KV cache group of the recorded context the table is of."""
+        if self._static is None:
+            raise RuntimeError("Nothing is being recorded.")
+        tables = [group.block_tables for group in self._static.groups]
+        return next(at for at, table in enumerate(tables) if table is block_tables)
+
+    def record(
+        self, run: Callable[[Tensor, AttentionContext], Tensor], token_ids: Tensor,
+        context: AttentionContext, *, piecewise: bool,
+    ) -> Recording:  # fmt: skip
+        """Record `run(token_ids, context)`, whole or in pieces."""
+        if self._recorder is None:
+            raise RuntimeError("There's nothing to record with.")
+        steps: list[Replay] = []
+        self.batch = None
+        with self._recorder.session():
+            self._recorder.begin()
+            self._steps, self._static = (steps if piecewise else None), context
+            try:
+                output = run(token_ids, context)
+            finally:
+                self._steps = self._static = None
+                steps.append(self._recorder.end())
+        return Recording(steps, output)
+
+
+# -- `DeviceForward`: a model's forward pass on a GPU, by graph where there is one.
+
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[Tensor, AttentionContext], Tensor]
+
+
+class DeviceForward:
+    """Moves a step's inputs to the device and runs the model, in graphs once they are captured.
+
+    Args:
+        run: the model's forward.
+        device: where it runs.
+        dispatcher, inputs: None without graphs.
+        breaks: stands for the model's attention; None where that is called directly.
+        slots: of the model's adapters; None: rows of adapters are told apart by the model itself.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        dispatcher: Dispatcher | None = None,
+        inputs: StaticInputs | None = None,
+        breaks: AttentionBreaks | None = None,
+        slots: LoraSlots | None = None,
+    ) -> None:
+        self._run, self._device = run, device
+        self._dispatcher, self._inputs, self._breaks = dispatcher, inputs, breaks
+        self._slots = slots
+        self._recordings: dict[Key, Recording] = {}
+
+    @property
+    def num_wanted(self) -> int:
+        """Graphs that are still to be captured, or were."""
+        return len(self._dispatcher.keys) if self._dispatcher is not None else 0
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs that there are."""
+        return len(self._recordings)
+
+    @property
+    def static_bytes(self) -> int:
+        """What the graphs' input buffers take."""
+        return self._inputs.nbytes if self._inputs is not None else 0
+
+    @torch.inference_mode()
+    def capture(self, has_room: Callable[[], bool] = lambda: True, *, quiet: bool = False) -> int:
+        """Record all graphs, largest first, while `has_room`; how many there are then."""
+        dispatcher, inputs, breaks = self._dispatcher, self._inputs, self._breaks
+        if dispatcher is None or inputs is None or breaks is None:
+            return 0
+        left_out: list[int] = []
+        with no_garbage():
+            for key in dispatcher.keys:
+                if has_room():
+                    self._recordings[key] = self._record(key, inputs, breaks)
+                else:
+                    left_out.append(key[1].num_tokens)
+                    dispatcher.drop(key)
+        if quiet:
+            return len(self._recordings)
+        if left_out:
+            log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(left_out)))
+        log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)
+        return len(self._recordings)
+
+    def _record(self, key: Key, inputs: StaticInputs, breaks: AttentionBreaks) -> Recording:
+        """One graph, of a batch that is harmless to run."""
+        mode, descriptor = key
+        token_ids, context = inputs.rehearse(descriptor)
+        # Once eagerly: kernels are compiled and workspaces made outside of the recording.
+        self._run(token_ids, context)
+        return breaks.record(self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE)
+
+    def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """Hidden states of `context.logits_rows`; the arguments are on the host."""
+        return self.run(*self.stage(token_ids, context))
+
+    def stage(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        feed: Feed | None = None,
+        more: Sequence[np.ndarray] = (),
+    ) -> tuple[Key | None, Staged]:
+        """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
+        key = self._key(token_ids, context)
+        to = None if key is None else key[1]
+        size = len(token_ids) if to is None else to.num_tokens
+        lora = context.adapters.sorted(self._slots, size, padded=to is not None)
+        return key, stage(token_ids, context, self._device, to, feed, more, lora)
+
+    def run(self, key: Key | None, step: Staged) -> Tensor:
+        """Run what was staged; hidden states of the rows whose logits are wanted."""
+        context, count = step.context, len(step.context.positions)
+        if self._breaks is not None:
+            self._breaks.batch = context
+        if key is None or self._inputs is None:
+            return self._run(step.token_ids, context)
+        self._inputs.fill(step, key[1])
+        hidden = self._recordings[key].replay()
+        if context.logits_rows is not None:
+            return hidden[context.logits_rows]
+        return hidden[:count]
+
+    def _key(self, token_ids: Tensor, context: AttentionContext) -> Key | None:
+        """The recording that serves the batch, if any does."""
+        if self._dispatcher is None or context.embeds is not None:
+            return None
+        counts = context.query_start_loc.diff()
+        longest = int(counts.max()) if len(counts) else 0
+        adapted = self._slots is not None and bool(context.adapters)
+        key = self._dispatcher.dispatch(len(token_ids), len(counts), longest, adapted=adapted)
+        return key if key in self._recordings else None

@@ -1,0 +1,350 @@
+"""A step's inputs on the device: as they are, or in buffers that graphs read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.decoder import NativeDecoder
+from engine.models.forward_context import AttentionContext
+from engine.models.interface import EngineModel
+from engine.models.lora import NO_ADAPTERS
+from engine.worker.gpu.graph_dispatcher import BatchDescriptor
+from kernels.lora import LoraRows, LoraSlots
+from kernels.tensors import to_device as send_one
+
+# -- `StaticLoraRows`: which rows of a step go through which adapters, where graphs read it.
+
+
+class StaticLoraRows:
+    """Buffers at fixed addresses; none where the model's adapters have no slots."""
+
+    def __init__(self, slots: LoraSlots | None, max_tokens: int, device: torch.device) -> None:
+        """`max_tokens`: of the largest graph."""
+        self._slots, self._whole = slots, None
+        if slots is not None:
+            rows, tiles = slots.room(max_tokens)
+            sizes = (rows, tiles, 1)
+            self._whole = LoraRows(
+                *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        whole = self._whole
+        return 0 if whole is None else sum(each.nbytes for each in _parts(whole))
+
+    def of(self, graph: BatchDescriptor) -> LoraRows | None:
+        """What a graph of that size reads; None: it runs no adapters."""
+        whole, slots = self._whole, self._slots
+        if whole is None or slots is None or not graph.adapted:
+            return None
+        tiles, tile = slots.most_tiles(graph.num_tokens), slots.tile(graph.num_tokens)
+        return LoraRows(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
+
+    def fill(self, given: LoraRows | None, graph: BatchDescriptor) -> None:
+        """Copy a step's in that were padded for this graph; on the device alone."""
+        static = self.of(graph)
+        if static is not None and given is not None:
+            torch._foreach_copy_(_parts(static), _parts(given))
+
+    def clear(self) -> None:
+        """Nobody goes through an adapter."""
+        if self._whole is not None:
+            self._whole.count.zero_()
+
+
+def slots_of(model: EngineModel) -> LoraSlots | None:
+    """Of the model's adapters; None: it has none."""
+    return model.lora_slots if isinstance(model, NativeDecoder) else None
+
+
+def _parts(rows: LoraRows) -> list[torch.Tensor]:
+    return [rows.order, rows.owners, rows.count]
+
+
+# -- A step's inputs go to the device in one copy, and its results come back beside the next step.
+
+
+_ALIGN = 16
+"""Bytes: what kernels may load at once."""
+
+
+def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The arrays on the device, by one copy that isn't waited for.
+
+    They lie side by side in one allocation, there as on the host. On the host it is pinned, and
+    torch keeps it until the copy is done; no buffer of ours can be overwritten too early.
+    """
+    starts, total = [], 0
+    for array in arrays:
+        starts.append(total)
+        total += -(-array.nbytes // _ALIGN) * _ALIGN
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    flat = host.numpy()
+    for array, start in zip(arrays, starts, strict=True):
+        part = flat[start : start + array.nbytes]
+        part.view(array.dtype)[:] = array.ravel()
+    there = host.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
+        for array, start in zip(arrays, starts, strict=True)
+    ]
+
+
+def _dtype(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+class Download:
+    """Tensors on their way to the host, on a stream of their own."""
+
+    def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream | None) -> None:
+        self._host: list[Tensor] = list(tensors)
+        self._done: torch.cuda.Event | None = None
+        if stream is None:
+            return
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._host = []
+            for tensor in tensors:
+                # Lest its memory be given to the next step while it's being copied.
+                tensor.record_stream(stream)
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                self._host.append(host.copy_(tensor, non_blocking=True))
+            self._done = torch.cuda.Event()
+            self._done.record(stream)
+
+    def wait(self) -> list[Tensor]:
+        """They, on the host."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._host
+
+
+def copies(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for `Download`; None where the host sees the device's memory anyway."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Token ids that the host doesn't know yet, because the step before is sampling them.
+
+    Attributes:
+        source: int64 [num_tokens], on the host: the place in `sampled` of each token's id; -1 where
+            the host knows it.
+        sampled: int64, on the device: the last token of each row of the running batch.
+    """
+
+    source: np.ndarray
+    sampled: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One step on the device.
+
+    Attributes:
+        token_ids: int64 [padded tokens].
+        context: of the step's own size; views of what follows.
+        padded: the same for a graph: tokens that pad write no keys, sequences that do have no
+            tokens. Their block tables aren't padded.
+        more: what was sent along.
+    """
+
+    token_ids: Tensor
+    context: AttentionContext
+    padded: AttentionContext
+    more: list[Tensor]
+
+
+def stage(
+    token_ids: Tensor,
+    context: AttentionContext,
+    device: torch.device,
+    to: BatchDescriptor | None = None,
+    feed: Feed | None = None,
+    more: Sequence[np.ndarray] = (),
+    lora: Sequence[np.ndarray] = (),
+) -> Staged:
+    """Everything in one copy, padded to a graph's size.
+
+    Args:
+        token_ids, context: on the host.
+        to: the graph's size; None: there's no graph.
+        more: sent along.
+        lora: the vectors of `LoraRows`, padded; none: nobody goes through an adapter's slot.
+    """
+    count, reqs = len(token_ids), len(context.seq_lens)
+    size = max(count, to.num_tokens) if to is not None else count
+    seqs = max(reqs, to.num_reqs) if to is not None else reqs
+    groups = context.groups
+    arrays = [
+        _padded(token_ids, size, 0),
+        _padded(context.positions, size, 0),
+        _padded(context.seq_lens, seqs, 0),
+        _padded(context.query_start_loc, seqs + 1, count),
+        *(_padded(group.slot_mapping, size, -1) for group in groups),
+        *(group.block_tables.numpy() for group in groups),
+    ]
+    optional = [
+        (name, getattr(context, name).numpy())
+        for name in ("logits_rows", "sequence_rows", "prefill_start_loc")
+        if getattr(context, name) is not None
+    ]
+    fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
+    there = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)
+    there, also = there[: len(there) - len(more)], there[len(there) - len(more) :]
+    there, adapted = there[: len(there) - len(lora)], there[len(there) - len(lora) :]
+    ids, positions, lens, starts = there[:4]
+    slots, tables = there[4 : 4 + len(groups)], there[4 + len(groups) : 4 + 2 * len(groups)]
+    rest: dict[str, Any] = dict(
+        zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
+    )
+    if adapted:
+        rest |= {"adapters": NO_ADAPTERS, "lora_rows": LoraRows(*adapted)}
+    if feed is not None:
+        source = there[-1]
+        ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
+    own = [
+        dataclasses.replace(
+            group,
+            positions=positions[:count],
+            slot_mapping=slot[:count],
+            block_tables=table,
+            seq_lens=lens[:reqs],
+            query_start_loc=starts[: reqs + 1],
+            others=(),
+            **rest,
+        )
+        for group, slot, table in zip(groups, slots, tables, strict=True)
+    ]
+    whole = [
+        dataclasses.replace(
+            group, positions=positions, slot_mapping=slot, seq_lens=lens, query_start_loc=starts
+        )
+        for group, slot in zip(own, slots, strict=True)
+    ]
+    if context.embeds is not None:
+        places, values = context.embeds
+        own[0].embeds = send_one(places, device), send_one(values, device)
+    own[0].host = context
+    own[0].others, whole[0].others = tuple(own[1:]), tuple(whole[1:])
+    return Staged(ids, own[0], whole[0], also)
+
+
+def stage_all(
+    token_ids: Tensor, context: AttentionContext, device: torch.device, slots: LoraSlots | None
+) -> Staged:
+    """The same where there is no graph; `slots`: of the model's adapters."""
+    lora = context.adapters.sorted(slots, len(token_ids), padded=False)
+    return stage(token_ids, context, device, lora=lora)
+
+
+def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
+    """A vector of the host, lengthened."""
+    array = tensor.numpy()
+    if len(array) >= size:
+        return array
+    longer = np.full(size, value, dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+class StaticInputs:
+    """Buffers at fixed addresses, filled before a graph is replayed.
+
+    Args:
+        max_tokens: of the largest graph.
+        max_seqs: sequences of a batch.
+        max_blocks: of one sequence.
+        groups: KV cache groups.
+        slots: of adapters; None: the model has none.
+    """
+
+    def __init__(
+        self, max_tokens: int, max_seqs: int, max_blocks: int, groups: int, device: torch.device,
+        slots: LoraSlots | None = None,
+    ) -> None:  # fmt: skip
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.token_ids = zeros(max_tokens, dtype=torch.int64)
+        self.positions = zeros(max_tokens, dtype=torch.int64)
+        self.slots = [zeros(max_tokens, dtype=torch.int64).fill_(-1) for _ in range(groups)]
+        self.tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in range(groups)]
+        self.seq_lens = zeros(max_seqs, dtype=torch.int32)
+        self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
+        self._lora = StaticLoraRows(slots, max_tokens, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        whole = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
+        own = sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
+        return own + self._lora.nbytes
+
+    def fill(self, step: Staged, to: BatchDescriptor) -> None:
+        """Copy a batch in that was padded for this graph; on the device alone."""
+        size, groups = to.num_tokens, step.padded.groups
+        wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
+        made = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
+        torch._foreach_copy_(wide, made)
+        self._lora.fill(step.padded.lora_rows, to)
+        if not to.num_reqs:
+            return
+        seqs = to.num_reqs
+        torch._foreach_copy_(
+            [self.seq_lens[:seqs], self.query_start_loc[: seqs + 1]],
+            [step.padded.seq_lens, step.padded.query_start_loc],
+        )
+        for table, group in zip(self.tables, groups, strict=True):
+            rows, width = group.block_tables.shape
+            table[:rows, :width].copy_(group.block_tables)
+
+    def rehearse(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
+        """Fill in a batch that is harmless to run, and its views.
+
+        Nothing is written. Where the graph leaves the number of sequences open, there are as many
+        as it takes for none to be longer than its block table, or all that a batch may have.
+        """
+        self.token_ids.zero_()
+        self.positions.zero_()
+        for slots in self.slots:
+            slots.fill_(-1)
+        for table in self.tables:
+            table.zero_()
+        max_seqs, width = self.tables[0].shape
+        reqs = of.num_reqs or min(-(-of.num_tokens // width), max_seqs)
+        share = -(-of.num_tokens // reqs)
+        self.seq_lens.fill_(min(share, width))
+        starts = (torch.arange(reqs + 1, dtype=torch.int32) * share).clamp(max=of.num_tokens)
+        self.query_start_loc[: reqs + 1].copy_(starts)
+        self._lora.clear()
+        return self._views(of.num_tokens, reqs, self._lora.of(of))
+
+    def _views(
+        self, size: int, reqs: int, lora_rows: LoraRows | None
+    ) -> tuple[Tensor, AttentionContext]:
+        """Token ids and context of a batch of so many tokens and sequences."""
+        contexts = [
+            AttentionContext(
+                positions=self.positions[:size],
+                slot_mapping=slots[:size],
+                block_tables=table[:reqs],
+                seq_lens=self.seq_lens[:reqs],
+                query_start_loc=self.query_start_loc[: reqs + 1],
+                lora_rows=lora_rows,
+            )
+            for slots, table in zip(self.slots, self.tables, strict=True)
+        ]
+        contexts[0].others = tuple(contexts[1:])
+        return self.token_ids[:size], contexts[0]

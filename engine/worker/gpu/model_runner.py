@@ -1,0 +1,300 @@
+"""`DeviceRunner`: steps on a GPU, of which the next can be begun before the last is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.speculative_config import SpeculativeConfig
+from engine.models.decoder import NativeDecoder, TappedForward, Taps
+from engine.models.forward_context import AttentionContext
+from engine.models.interface import EngineModel
+from engine.models.lora import NO_ADAPTERS, DeviceHeads, HeadLora, StepAdapters
+from engine.sampling.sampler import Choice, Sampler
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.gpu.graphs import DeviceForward, Run
+from engine.worker.gpu.input_buffers import Download, Feed, copies, send
+from engine.worker.hidden_states import HiddenKeeper
+from engine.worker.input_batch import RunningBatch
+from engine.worker.interface import Finished, GrammarInbox
+from engine.worker.model_runner import ModelRunner, StepLogits
+from engine.worker.sampling_io import collect, masked_rows
+from engine.worker.step_inputs import StepInputs
+from kernels.lora import LoraRows, LoraSlots, SlotTable
+
+# -- Rows of logits that adapters change, on their way to the device.
+
+
+class HeadRows:
+    """Of a step whose adapters change some of `count` rows of logits, all of one vocabulary.
+
+    Where adapters have no slots, the model itself knows what to do, and there is nothing to send.
+
+    Attributes:
+        arrays: what the device needs to know; [] where no row is changed.
+    """
+
+    def __init__(self, model: EngineModel, adapters: StepAdapters, count: int) -> None:
+        slots: LoraSlots | None = getattr(model, "lora_slots", None)
+        self._model: Any = model
+        self._changing = adapters if slots is not None else NO_ADAPTERS
+        self._own: list[HeadLora] = []
+        rows: list[np.ndarray] = []
+        adding: list[tuple[int, np.ndarray]] = []
+        for adapter, own in self._changing.groups:
+            head, table = adapter.head, adapter.table
+            if head is None or not len(own):
+                continue
+            if head.replaces:
+                self._own.append(head)
+                rows.append(own.numpy())
+            if head.added is not None and isinstance(table, SlotTable):
+                adding.append((table.slot, own.numpy()))
+        self._adds = bool(adding)
+        sorted_rows = slots.sort(adding, count, padded=False) if slots and adding else ()
+        self.arrays = [*rows, *sorted_rows]
+
+    @classmethod
+    def of(cls, model: EngineModel, context: AttentionContext) -> HeadRows:
+        """Of all logits of a step."""
+        wanted = context.logits_rows
+        count = len(context.positions if wanted is None else wanted)
+        return cls(model, context.adapters.heads(wanted), count)
+
+    def logits(self, hidden: Tensor, sent: Sequence[Tensor]) -> Tensor:
+        """The rows' logits, of `arrays` that were sent."""
+        if not self._changing:
+            return self._model.logits(hidden)
+        count = len(self._own)
+        heads = DeviceHeads(
+            list(zip(self._own, sent[:count], strict=True)),
+            LoraRows(*sent[count:]) if self._adds else None,
+            self._changing.vocab_size,
+        )
+        return self._model.logits(hidden, heads)
+
+
+class DeviceLogits(StepLogits):
+    """Logits whose adapters' rows go to the device stretch by stretch."""
+
+    def __init__(
+        self, model: EngineModel, hidden: Tensor, context: AttentionContext, device: torch.device
+    ) -> None:
+        super().__init__(model, hidden, context.adapters.heads(context.logits_rows))
+        self._device = device
+
+    def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
+        rows = HeadRows(self._model, heads, len(hidden))
+        return rows.logits(hidden, send(rows.arrays, self._device) if rows.arrays else ())
+
+
+# -- What drafts ask of the steps that a GPU records: sizes, and states from between layers.
+
+
+def query_len(config: EngineConfig) -> int:
+    """Tokens of a sequence whose drafts a step checks; 1 where there are none.
+
+    Steps that are planned ahead check no drafts.
+    """
+    if not config.speculative_config or config.plans_ahead(True):
+        return 1
+    return 1 + SpeculativeConfig.from_mapping(config.speculative_config).num_speculative_tokens
+
+
+def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
+    """Those by which a draft model's steps are recorded, beside a model with `config`.
+
+    It checks no drafts: a draft is a decode of one token a sequence, and where it reads what the
+    model said since, sequences have different numbers. Of the operator's sizes it has those that
+    its budget of tokens allows, and no graphs where that is none.
+    """
+    sizes = config.cudagraph_capture_sizes
+    if sizes is not None:
+        sizes = [size for size in sizes if size <= token_budget]
+    eager = config.enforce_eager or sizes == []
+    return replace(
+        config, speculative_config=None, cudagraph_capture_sizes=sizes or None, enforce_eager=eager
+    )
+
+
+def tapped(model: EngineModel, taps: tuple[int, ...]) -> Run:
+    """The model's forward pass, with what drafts read of these layers beside it."""
+    return TappedForward(cast(NativeDecoder, model), taps) if taps else model.forward
+
+
+@dataclass(slots=True)
+class DeviceInputs(StepInputs):
+    """What a step on a device needs besides.
+
+    Attributes:
+        source: int64 [num_tokens]: the row whose last token, as it was sampled, each of the step's
+            tokens is; -1 where it's another one.
+        lengths: int64 [len(sampled)]: tokens that each has generated before this step's.
+    """
+
+    source: np.ndarray = None  # type: ignore[assignment]
+    lengths: np.ndarray = None  # type: ignore[assignment]
+
+
+class Pending:
+    """A step that was launched. `finish` waits for its tokens and takes them over, once."""
+
+    def __init__(
+        self,
+        runner: DeviceRunner,
+        plan: StepPlan,
+        inputs: StepInputs,
+        choice: Choice,
+        before: Pending | None,
+    ) -> None:
+        self._runner, self._plan, self._inputs, self._choice = runner, plan, inputs, choice
+        self._download = Download(choice.tensors, runner.copies)
+        self._before = before
+        self._lock = threading.Lock()
+        self._result: StepResult | None = None
+        self._error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether its tokens have been taken over."""
+        return self._result is not None
+
+    def finish(self) -> StepResult:
+        """The step's result. May be called in any thread; raises what the device ran into."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._result is None:
+                try:
+                    self._result = self._take()
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._result
+
+    def _take(self) -> StepResult:
+        if self._before is not None:
+            self._before.finish()
+            self._before = None
+        result = StepResult.empty(len(self._plan.seq_ids))
+        if self._inputs.sampled:
+            output = self._choice.settle(self._download.wait())
+            collect(self._runner.batch, self._plan, self._inputs, output, result)
+        return result
+
+
+class DeviceRunner(ModelRunner):
+    """`ModelRunner` whose steps follow each other on the device without a word from the host.
+
+    A sampled token stays on the device, where the next step's inputs take it from; its copy comes
+    to the host beside that step. The host only waits for the step before where the next one's
+    choice depends on the text so far: penalties, bad words, `min_tokens`, grammars; and for beams,
+    logits processors, prompt logprobs, drafts and adapters that bring tokens, which are run step by
+    step.
+    """
+
+    _gives_all = True
+
+    def __init__(
+        self, model: EngineModel, batch: RunningBatch, sampler: Sampler, forward: DeviceForward,
+        device: torch.device, masks: GrammarInbox | None = None, hidden: HiddenKeeper | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, batch, sampler, masks=masks, hidden=hidden)
+        self.forward = self._forward = forward
+        self.copies, self._device = copies(device), device
+        rows = len(batch.num_tokens)
+        self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
+        #: Where in its sequence each row's entry of `_sampled` stands; -1: nowhere.
+        self._stands_at = np.full(rows, -1, dtype=np.int64)
+        self._last: Pending | None = None
+
+    def prepare(self, plan: StepPlan) -> DeviceInputs | None:
+        """See `ModelRunner.prepare`."""
+        inputs = super().prepare(plan)
+        if inputs is None:
+            return None
+        for sequence in plan.new:
+            self._stands_at[self.batch.row_of[sequence.seq_id]] = -1
+        owner, positions = inputs.places
+        source = np.where(self._stands_at[owner] == positions, owner, -1)
+        rows, ends = inputs.targets
+        self._stands_at[rows] = np.where(self.batch.grows[rows], ends, -1)
+        lengths = ends - self.batch.num_prompt[rows]
+        fields = {name: getattr(inputs, name) for name in StepInputs.__dataclass_fields__}
+        return DeviceInputs(**fields, source=source, lengths=lengths)
+
+    def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
+        """None: the forward pass has its own, see `TappedForward`."""
+        return None
+
+    def _tapped(
+        self, tokens: torch.Tensor, context: AttentionContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ModelRunner._tapped`; views of what the step's graph writes."""
+        both, size = self.forward(tokens, context), self.model.spec.hidden_size
+        return both[:, :size], both[:, size:]
+
+    def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
+        """See `ModelRunner.run`."""
+        return self.launch(plan, inputs).finish()
+
+    def forget(self) -> None:
+        """Nothing follows the last step: it failed."""
+        self._last = None
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, inputs: StepInputs | None) -> Pending | Finished:
+        """Give the device a prepared step, after the one before."""
+        before, self._last = self._last, None
+        if not isinstance(inputs, DeviceInputs):
+            return Finished(StepResult.empty(0))
+        kept = self._keep is not None or self._hidden is not None
+        if kept or _step_by_step(inputs, self.sampler):
+            if before is not None:
+                before.finish()
+            return Finished(super().run(plan, inputs))
+        pending = self._launch(plan, inputs, before)
+        self._last = pending
+        return pending
+
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
+        """See `ModelRunner._logits_of`."""
+        return DeviceLogits(self.model, hidden, inputs.context, self._device)
+
+    def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
+        feed = None
+        if before is not None and not before.done and (inputs.source >= 0).any():
+            feed = Feed(inputs.source, self._sampled)
+        rows = inputs.targets[0]
+        heads = HeadRows.of(self.model, inputs.context)
+        more = (rows, *heads.arrays)
+        key, staged = self._forward.stage(
+            self.batch.token_ids(inputs), inputs.context, feed, more=more
+        )
+        hidden = self._forward.run(key, staged)
+        if not inputs.sampled:
+            empty = torch.empty(0, dtype=torch.int64)
+            return Pending(self, plan, inputs, Choice(empty), before)
+        logits = heads.logits(hidden, staged.more[1:])
+        waits = plan.awaits_masks or self.sampler.waits(logits, inputs.states)
+        if waits and before is not None:
+            before.finish()
+        mask = masked_rows(plan, inputs, self._masks)
+        choice = self.sampler.choose(logits, inputs.states, mask, inputs.lengths)
+        # One that is no token fails its sequence; until then the next step has to read something.
+        self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
+        return Pending(self, plan, inputs, choice, before)
+
+
+def _step_by_step(inputs: StepInputs, sampler: Sampler) -> bool:
+    """Whether the host has to look at the step before it can go on."""
+    own = any(state.vocab_size for state in inputs.states)
+    seen = sampler.goes_step_by_step(inputs.states)
+    return bool(inputs.prompt_rows or inputs.drafted) or own or seen

@@ -1,0 +1,320 @@
+"""Setting a model up on a GPU: its attention, its forward pass, its graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.kv_cache.kv_cache_config import KVLayout
+from engine.models.decoder import NativeDecoder
+from engine.models.forward_context import AttentionContext
+from engine.models.interface import EngineModel
+from engine.models.lora import DeviceHeads
+from engine.worker.gpu.graph_dispatcher import (
+    BatchDescriptor,
+    Dispatcher,
+    GraphMode,
+    capture_sizes,
+    resolve_mode,
+    wanted_mode,
+)
+from engine.worker.gpu.graphs import AttentionBreaks, CudaRecorder, DeviceForward, Recorder
+from engine.worker.gpu.input_buffers import StaticInputs, send, slots_of
+from engine.worker.gpu.memory import DeviceMemory, Meter, graph_bytes
+from engine.worker.gpu.model_runner import query_len, tapped
+from engine.worker.hidden_states import HiddenKeeper
+from kernels import KernelSet
+from kernels.attention import GraphSupport, get_backend
+from kernels.attention.registry import Forward, LatentForward
+from kernels.logit_edits import LogitEdits, PenalisedRows, TokenTable
+from kernels.lora import LoraRows, LoraSlots
+
+LEFT_FREE = 256 << 20
+"""Bytes that capturing graphs leaves to everything else."""
+
+
+class DeviceModel(EngineModel, Protocol):
+    """A model that runs on a GPU: `NativeDecoder`, and `BridgeModel` once it was moved there.
+
+    Attributes:
+        ops: kernels, a set of the model's own: the runner's attention is put into it.
+    """
+
+    ops: KernelSet
+
+    def release_kv(self) -> None:
+        """Let the caches go."""
+
+
+def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
+    """The mode of the settings, or the nearest that the model and its attention can do."""
+    wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    if not isinstance(model, NativeDecoder):
+        return resolve_mode(wanted, GraphSupport.NEVER, 1, "bridged models run eagerly")
+    obstacle = None
+    if any(layer.experts is not None and layer.experts.waits for layer in model.weights):
+        obstacle = "experts that run one by one wait for the device"
+    support = get_backend(model.ops.attention_backend).graphs
+    return resolve_mode(wanted, support, query_len(config), obstacle)
+
+
+def device_forward(
+    model: DeviceModel,
+    config: EngineConfig,
+    token_budget: int,
+    max_blocks: int,
+    groups: int,
+    make_recorder: Callable[[], Recorder] = CudaRecorder,
+    taps: tuple[int, ...] = (),
+) -> DeviceForward:
+    """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured.
+
+    With `taps`, layers, it is a `TappedForward`.
+    """
+    device, run = model.ops.device, tapped(model, taps)
+    mode = graph_mode(model, config)
+    # What was put there for an earlier runner, before the model slept, is replaced.
+    attention: Forward = model.ops.paged_attention
+    latent_attention: LatentForward | None = model.ops.latent_attention
+    before = vars(model.ops).get("paged_attention")
+    if isinstance(before, AttentionBreaks):
+        attention, latent_attention = before.attention, before.latent_attention
+    eager, slots = mode is GraphMode.NONE, slots_of(model)
+    breaks = AttentionBreaks(attention, None if eager else make_recorder(), latent_attention)
+    # `with_backend` made the set a copy of this model's own.
+    breaks.put_into(model.ops)
+    if eager:
+        return DeviceForward(run, device, breaks=breaks, slots=slots)
+    wanted = config.cudagraph_capture_sizes
+    length = query_len(config)
+    sizes = capture_sizes(config.max_num_seqs, token_budget, length, wanted)
+    if not sizes:
+        raise ConfigError(
+            f"cudagraph_capture_sizes: none is within the token budget of {token_budget}.",
+            param="cudagraph_capture_sizes",
+        )
+    return DeviceForward(
+        run,
+        device,
+        Dispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
+        StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),
+        breaks,
+        slots,
+    )
+
+
+def capture(forward: DeviceForward, meter: Meter, kept: int | None) -> None:
+    """Capture as many graphs as there is memory for, the largest first.
+
+    `kept`: bytes that were kept for them; None: whatever the device has.
+    """
+    begun = meter.held()
+
+    def has_room() -> bool:
+        within = kept is None or meter.held() - begun < kept
+        return within and meter.device()[0] > LEFT_FREE
+
+    forward.capture(has_room)
+
+
+# -- What a model takes of a GPU's memory beside its KV cache.
+
+
+log = logging.getLogger(__name__)
+
+SAMPLING_COPIES = 4
+"""Of the logits: raw ones for log probabilities, their softmax or sorted pieces, masks, a spare."""
+PROFILED_GRAPHS = 2
+
+
+@torch.inference_mode()
+def profile(
+    model: DeviceModel,
+    config: EngineConfig,
+    token_budget: int,
+    max_blocks: int,
+    dtype: torch.dtype,
+    layout: KVLayout,
+    meter: Meter,
+    make_forward: Callable[[], DeviceForward | None],
+    taps: tuple[int, ...] = (),
+) -> DeviceMemory:
+    """Run steps of full size on a cache of one block a group, and see what they took.
+
+    Args:
+        max_blocks: of a sequence of full length: decode kernels need more room for long tables.
+        make_forward: the model's forward pass, its graphs still to be captured; None: eager.
+        taps: layers whose inputs drafts read.
+    """
+    groups, run, size = len(layout.groups), tapped(model, taps), model.spec.hidden_size
+    model.allocate_kv(groups, config.block_size, dtype, layout)
+    meter.begin()
+    for token_ids, batch, reqs in _full_steps(model, config, token_budget, max_blocks, groups):
+        hidden = run(token_ids, batch)
+        logits = model.logits(hidden[:reqs, :size])
+        copies = [torch.empty_like(logits) for _ in range(SAMPLING_COPIES)]
+        del hidden, logits, copies
+    peak = meter.peak()
+    meter.begin()
+    graphs = _graphs(make_forward(), meter)
+    model.release_kv()
+    meter.begin()
+    free, total = meter.device()
+    return DeviceMemory(total, total - free - meter.held(), peak, graphs)
+
+
+def _full_steps(
+    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
+) -> Iterator[tuple[Tensor, AttentionContext, int]]:
+    """The largest batch there can be, and the largest one of decodes."""
+    reqs = min(config.max_num_seqs, token_budget)
+    slots = slots_of(model)
+    inputs = StaticInputs(token_budget, reqs, max_blocks, groups, model.ops.device, slots)
+    for tokens in (token_budget, reqs):
+        descriptor = BatchDescriptor(tokens, reqs, tokens == reqs, slots is not None)
+        token_ids, context = inputs.rehearse(descriptor)
+        # No more keys are read than the one block has.
+        inputs.seq_lens.fill_(1)
+        context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
+        yield token_ids, context, reqs
+
+
+def _graphs(forward: DeviceForward | None, meter: Meter) -> int:
+    """What all graphs will take: the largest are captured to see."""
+    if forward is None:
+        return 0
+    costs: list[int] = []
+    before = meter.held()
+
+    def has_room() -> bool:
+        nonlocal before
+        if len(costs) == PROFILED_GRAPHS:
+            return False
+        now = meter.held()
+        if forward.num_captured:
+            costs.append(now - before)
+        before = now
+        return len(costs) < PROFILED_GRAPHS
+
+    wanted = forward.num_wanted
+    forward.capture(has_room, quiet=True)
+    if len(costs) < min(PROFILED_GRAPHS, wanted):
+        costs.append(meter.held() - before)
+    return graph_bytes(costs, wanted) + forward.static_bytes
+
+
+# -- Compiling every kernel that serving may need before the first request.
+
+
+@torch.inference_mode()
+def warm_up_kernels(
+    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int,
+    vocab_size: int,
+) -> None:  # fmt: skip
+    """Run prompts and batches of decodes of every size by twos, and all that chooses tokens.
+
+    Kernels choose their tiles by numbers of tokens and of sequences, and compile at the first use
+    of each, which takes a second or more: none of that shall fall to a request. Lengths need no
+    warm-up, being no constants of any kernel. Nothing is written to the KV cache. Bridged models,
+    which may keep a state, are left as they are.
+    """
+    _choose(model.ops, vocab_size)
+    if not isinstance(model, NativeDecoder):
+        return
+    most = min(config.max_num_seqs, token_budget)
+    slots = slots_of(model)
+    inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device, slots)
+    adapted: list[int] = []
+    if slots is not None:
+        # Adapters of experts have the tiles of these, which go by the number of rows.
+        mixture = any(layer.experts is not None for layer in model.weights)
+        adapted = _by_twos(token_budget) if mixture else [1, token_budget]
+    for descriptor in _batches(token_budget, most, query_len(config), adapted):
+        token_ids, context = inputs.rehearse(descriptor)
+        # A table leads to the first block alone.
+        inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
+        hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
+        model.logits(hidden)
+    if slots is not None:
+        for rows in {1, most}:
+            some = hidden.new_zeros((rows, hidden.shape[1]))
+            model.logits(some, DeviceHeads(rows=_no_rows(slots, rows, some.device)))
+
+
+@torch.inference_mode()
+def warm_up_heads(keeper: HiddenKeeper, token_budget: int) -> None:
+    """Have heads draw for rows of every size by twos, for the same reason; nothing is kept."""
+    for count in _by_twos(token_budget):
+        keeper.rehearse(count)
+
+
+def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraRows:
+    """Of a step of so many, in which nobody goes through an adapter."""
+    sent = send(slots.sort([], count, padded=True), device)
+    return LoraRows(*sent)
+
+
+def _batches(
+    token_budget: int, most: int, length: int, adapted: Sequence[int]
+) -> Iterator[BatchDescriptor]:
+    """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens.
+
+    Where drafts are checked, `length` tokens a sequence at most, some have fewer of them than
+    others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens go through adapters
+    too.
+    """
+    for size in _by_twos(most):
+        for each in _by_twos(length):
+            if size * each <= token_budget:
+                yield BatchDescriptor(size * each, size, True)
+    for size in _by_twos(token_budget)[1:]:
+        yield BatchDescriptor(size, 1, False)
+    for size in adapted:
+        yield BatchDescriptor(size, 1, size == 1, True)
+
+
+def _by_twos(most: int) -> list[int]:
+    """1, 2, 4 ... and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _choose(ops: KernelSet, vocab_size: int) -> None:
+    """Every way of choosing one row's token."""
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=ops.device)
+
+    logits = zeros(1, vocab_size, dtype=torch.float32)
+    if ops.edits is not None:
+        _edit(ops.edits, logits)
+    ops.argmax(logits)
+    temperature = zeros(1, dtype=torch.float32) + 1.0
+    top_k = zeros(1, dtype=torch.int64) + vocab_size
+    half = zeros(1, dtype=torch.float64) + 0.5
+    ops.sample(logits, temperature, top_k, half, half, half)
+
+
+def _edit(edits: LogitEdits, logits: Tensor) -> None:
+    """Bans, biases, masks, penalties and log probabilities of one row."""
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=logits.device)
+
+    place = zeros(1, dtype=torch.int64)
+    one = zeros(1, dtype=torch.float32) + 1.0
+    edits.forbid(logits, place, place)
+    edits.add(logits, place, place, one)
+    words = zeros(1, -(-logits.shape[1] // 32), dtype=torch.int32)
+    for forced in (None, zeros(1, dtype=torch.bool)):
+        edits.keep(logits, place, words, forced)
+    small = zeros(1, dtype=torch.int32)
+    table = TokenTable(zeros(1, 256, dtype=torch.int32), zeros(1, 256, dtype=torch.int32))
+    edits.record(table, zeros(4, 1, dtype=torch.int32))
+    edits.penalise(logits, PenalisedRows(small, small, one, one, one), table, small)
+    edits.token_logprobs(logits, place)

@@ -1,0 +1,359 @@
+"""The worker's copy of the running batch, in arrays that a step reads without Python loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.contract.errors import ConfigError
+from engine.contract.sampling_params import SamplingParams
+from engine.models.forward_context import AttentionContext
+from engine.models.lora import AdapterWeights
+from engine.sampling.request_state import SequenceSampling
+from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
+from engine.worker.interface import Attachments
+from engine.worker.step_inputs import Drafted, PromptRow, RowAdapters, Sampled, StepInputs
+
+# -- What input_batch.py takes from engine.worker.sampling_io.
+
+
+def put_drafts(
+    batch: RunningBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
+) -> tuple[list[Drafted], list[np.ndarray]]:
+    """The rows with drafts, which are put behind their tokens; and which of the step's tokens the
+    drafts are.
+
+    `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they are,
+    and which of the step's tokens is their first to sample behind.
+    """
+    found: list[Drafted] = []
+    tokens: list[np.ndarray] = []
+    if not plan.drafts:
+        return found, tokens
+    place = len(rows)
+    for index, row, at in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
+        drafts = plan.drafts.get(plan.seq_ids[index])
+        if not drafts:
+            continue
+        known = batch.num_tokens[row]
+        batch.tokens[row, known : known + len(drafts)] = drafts
+        tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
+        found.append(Drafted(index, row, drafts, place))
+        place += len(drafts)
+    return found, tokens
+
+
+class RunningBatch:
+    """Rows of sequences: tokens, block tables, counts.
+
+    `apply` and `inputs` may run for a step while the step before is still being computed in another
+    thread; that one only reads `tokens` and, with `take`, writes its new ones there. So the row of
+    a sequence that left is used again one step later.
+
+    There is a block table for each of `num_groups` KV cache groups, all of the same length.
+
+    `attachments` hold what plans name by handle, `adapters` those that plans name by digest.
+
+    Raises `ConfigError` where the tables are larger than the system's memory may ever be.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int = 1,
+        attachments: Attachments | None = None,
+        adapters: Mapping[str, AdapterWeights] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self._attachments = Attachments() if attachments is None else attachments
+        #: Put sequences with one token before those with several.
+        self.decodes_first = False
+        num_rows = 2 * max_num_seqs
+        max_blocks = -(-max_model_len // block_size)
+        try:
+            # Zero pages are only mapped when written, so a long max_model_len costs nothing itself.
+            self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
+            self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
+        except (MemoryError, ValueError) as error:
+            raise ConfigError(
+                f"The system has no room for tables of max_num_seqs ({max_num_seqs}) sequences of "
+                f"max_model_len ({max_model_len}) tokens: {error}.",
+                param="max_num_seqs",
+            ) from error
+        self.num_blocks = np.zeros(num_rows, dtype=np.int64)
+        #: Counts a token that is being sampled as if it were there.
+        self.num_tokens = np.zeros(num_rows, dtype=np.int64)
+        self.num_computed = np.zeros(num_rows, dtype=np.int64)
+        self.num_prompt = np.zeros(num_rows, dtype=np.int64)
+        self.sampling: list[SequenceSampling | None] = [None] * num_rows
+        #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
+        self.grows = np.ones(num_rows, dtype=bool)
+        #: Row -> vectors in the place of its prompt's embeddings: (first position, [n, hidden]).
+        self.embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        #: Row -> the first prompt token that is still to be scored.
+        self.prompt_logprobs_next: dict[int, int] = {}
+        self.adapters = RowAdapters(adapters)
+        self.row_of: dict[int, int] = {}
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._left: list[int] = []
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over the plan's changes: who left, who came, who got blocks."""
+        self._free_rows += self._left
+        self._left = []
+        for seq_id in plan.removed:
+            self._remove(seq_id)
+        for each in plan.rewound:
+            self._rewind(each)
+        for seq_id, token_id in plan.appended:
+            self._append(seq_id, token_id)
+        for sequence in plan.new:
+            self._add(sequence)
+        for seq_id, block_ids in plan.new_blocks:
+            self._append_blocks(self.row_of[seq_id], block_ids)
+
+    def _remove(self, seq_id: int) -> None:
+        row = self.row_of.pop(seq_id, None)
+        if row is not None:
+            self.sampling[row] = None
+            self.prompt_logprobs_next.pop(row, None)
+            self.embeds.pop(row, None)
+            self.adapters.drop(row)
+            self._left.append(row)
+
+    def _rewind(self, rewound: Rewound) -> None:
+        row, kept = self.row_of[rewound.seq_id], rewound.kept
+        known = kept + len(rewound.token_ids)
+        self.tokens[row, kept:known] = rewound.token_ids
+        self.num_tokens[row] = known
+        self.num_computed[row] = rewound.num_computed_tokens
+        state = self.state(row)
+        state.output_token_ids[kept - int(self.num_prompt[row]) :] = rewound.token_ids
+        if state.counts is not None:  # they only ever grow: count anew
+            self.sampling[row] = dataclasses.replace(state)
+
+    def _add(self, sequence: NewSequence) -> None:
+        row = self._free_rows.pop()
+        self.row_of[sequence.seq_id] = row
+        count = len(sequence.token_ids)
+        self.tokens[row, :count] = sequence.token_ids
+        self.num_tokens[row] = count
+        self.num_computed[row] = sequence.num_computed_tokens
+        self.num_blocks[row] = 0
+        self._append_blocks(row, sequence.block_ids)
+        split = self.num_prompt[row] = sequence.num_prompt_tokens
+        vectors = sequence.encoder_inputs
+        self.adapters.put(row, sequence.adapter)
+        self.sampling[row] = SequenceSampling(
+            params=self._sampling_of(sequence),
+            # The ids under vectors are nobody's.
+            prompt_token_ids=() if vectors else sequence.token_ids[:split],
+            output_token_ids=sequence.token_ids[split:],
+            seed=sequence.seed,
+            vocab_size=self.adapters.vocab_size(row),
+        )
+        if vectors:
+            self.embeds[row] = [
+                (each.start, self._attachments.get(each.handle)) for each in vectors
+            ]
+        self.grows[row] = not sequence.sampling.use_beam_search
+        if 0 <= sequence.prompt_logprobs_from < split:
+            self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
+
+    def _sampling_of(self, sequence: NewSequence) -> SamplingParams:
+        """A sequence's parameters, with the caller's functions."""
+        if sequence.logits_processors is None:
+            return sequence.sampling
+        functions = self._attachments.get(sequence.logits_processors)
+        return msgspec.structs.replace(sequence.sampling, logits_processors=functions)
+
+    def _append(self, seq_id: int, token_id: int) -> None:
+        row = self.row_of.get(seq_id)
+        if row is None:  # it left since, or comes back in this plan with all of its tokens
+            return
+        self.tokens[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+        self.state(row).output_token_ids.append(token_id)
+
+    def _append_blocks(self, row: int, block_ids: list[list[int]]) -> None:
+        start = self.num_blocks[row]
+        end = start + len(block_ids[0])
+        for table, ids in zip(self.block_tables, block_ids, strict=True):
+            table[row, start:end] = ids
+        self.num_blocks[row] = end
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """The step's tensors; the counts move on to the step's end."""
+        rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
+        counts = np.asarray(plan.num_scheduled, dtype=np.int64)
+        order = self._order(counts)
+        rows, counts = rows[order], counts[order]
+        starts = self.num_computed[rows]
+        ends = starts + counts
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        # Token i of the step belongs to `owner[i]` and stands at `positions[i]` of its sequence.
+        owner = np.repeat(rows, counts)
+        offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
+        positions = np.repeat(starts, counts) + offset
+        samples = np.asarray(plan.num_samples)[order]
+        caught_up = np.flatnonzero(samples)
+        prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
+        first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
+        drafted, behind = put_drafts(self, plan, order[caught_up], rows[caught_up], first)
+        extra = [*behind, *extra]
+        wanted = np.concatenate((first, *extra))
+        # Every token's logits, in order: the usual decode step needs no selection.
+        plain = not extra and len(wanted) == len(positions)
+        rows_wanted = None if plain else torch.from_numpy(wanted)
+        tables = [
+            self._tables(group, rows, owner, positions, int(ends.max()))
+            for group in range(len(self.block_tables))
+        ]
+        context = AttentionContext(
+            positions=torch.from_numpy(positions),
+            slot_mapping=tables[0][0],
+            block_tables=tables[0][1],
+            seq_lens=torch.from_numpy(ends.astype(np.int32)),
+            query_start_loc=torch.from_numpy(query_start),
+            logits_rows=rows_wanted,
+            sequence_rows=torch.from_numpy(rows),
+        )
+        self._split(context, counts, query_start)
+        context.adapters = self.adapters.of_tokens(owner)
+        context.others = tuple(
+            dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
+            for slots, blocks in tables[1:]
+        )
+        if self.embeds:
+            context.embeds = self._embeds(rows, starts, ends, query_start)
+        self.num_computed[rows] = ends
+        growing = rows[caught_up]
+        states = [self.state(row) for row in growing.tolist()]
+        for each in drafted:
+            states += self.state(each.row).after(each.drafts)
+        return StepInputs(
+            places=(owner, positions),
+            context=context,
+            sampled=order[caught_up].tolist(),
+            states=states,
+            targets=self.targets(growing),
+            prompt_rows=prompt_rows,
+            drafted=drafted,
+        )
+
+    def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the next tokens of rows that have caught up go; they are counted from here on."""
+        positions = self.num_tokens[rows]
+        self.num_tokens[rows] += self.grows[rows]
+        return rows, positions
+
+    def _order(self, counts: np.ndarray) -> np.ndarray:
+        """Where in the plan each of the step's sequences is."""
+        if self.decodes_first:
+            return np.argsort(~decodes(counts), kind="stable")
+        return np.arange(len(counts))
+
+    def _split(self, context: AttentionContext, counts: np.ndarray, starts: np.ndarray) -> None:
+        """Note where the decodes end, if they are first and not alone."""
+        first = int(decodes(counts).sum()) if self.decodes_first else 0
+        if 0 < first < len(counts):
+            context.num_decodes = first
+            context.prefill_start_loc = torch.from_numpy(starts[first:] - starts[first])
+
+    def state(self, row: int) -> SequenceSampling:
+        """What the sampler knows of the sequence in a row."""
+        state = self.sampling[row]
+        if state is None:
+            raise RuntimeError(f"Row {row} holds no sequence.")
+        return state
+
+    def goes_on_from_token(self, row: int) -> bool:
+        """Whether a row that decodes needs nothing but its last token: neither a vector in the
+        place of that, nor scores of its prompt.
+        """
+        computed = self.num_computed[row]
+        return row not in self.prompt_logprobs_next and not any(
+            computed < start + len(own) for start, own in self.embeds.get(row, ())
+        )
+
+    def token_ids(self, inputs: StepInputs) -> torch.Tensor:
+        """The step's token ids, int64 [num_tokens]; the step before must have run."""
+        return torch.from_numpy(self.tokens[inputs.places].astype(np.int64))
+
+    def take(self, inputs: Sampled, token_ids: list[int]) -> None:
+        """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
+        rows, positions = inputs.targets
+        states = inputs.states[: len(token_ids)]
+        if min(token_ids) < 0:
+            # A step that is prepared already may read them: what is there is an id of the model's.
+            came = [at for at, token_id in enumerate(token_ids) if token_id >= 0]
+            rows, positions = rows[came], positions[came]
+        self.tokens[rows, positions] = [token_id for token_id in token_ids if token_id >= 0]
+        for state, token_id in zip(states, token_ids, strict=True):
+            if token_id >= 0:
+                state.output_token_ids.append(token_id)
+
+    def _tables(
+        self, group: int, rows: np.ndarray, owner: np.ndarray, positions: np.ndarray, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A KV cache group's slots of the step's tokens, and its block tables.
+
+        Blocks that fell out of a window since they were appended are still named: they aren't read.
+        """
+        table, size = self.block_tables[group], self.block_size
+        blocks = table[owner, positions // size].astype(np.int64)
+        slots = torch.from_numpy(blocks * size + positions % size)
+        return slots, torch.from_numpy(table[rows, : -(-longest // size)])
+
+    def _embeds(
+        self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Which of the step's tokens have vectors of their own, and these; see the context."""
+        places, values = [], []
+        for index, row in enumerate(rows.tolist()):
+            for start, own in self.embeds.get(row, ()):
+                # Those of its positions that the step computes.
+                first = max(start, int(starts[index]))
+                last = min(start + len(own), int(ends[index]))
+                if first < last:
+                    at = int(query_start[index]) + first - int(starts[index])
+                    places.append(torch.arange(at, at + last - first))
+                    values.append(own[first - start : last - start])
+        return (torch.cat(places), torch.cat(values)) if places else None
+
+    def _prompt_rows(
+        self,
+        order: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        query_start: np.ndarray,
+    ) -> tuple[list[PromptRow], list[np.ndarray]]:
+        """Which of the step's tokens predict a prompt token whose logprob is wanted."""
+        found: list[PromptRow] = []
+        extra: list[np.ndarray] = []
+        if not self.prompt_logprobs_next:
+            return found, extra
+        for index, row in enumerate(rows.tolist()):
+            first = self.prompt_logprobs_next.get(row)
+            state = self.sampling[row]
+            if first is None or state is None:
+                continue
+            # The token at position p is predicted by the logits at p - 1.
+            last = min(int(ends[index]), len(state.prompt_token_ids) - 1)
+            count = last - first + 1
+            if count > 0:
+                at = int(query_start[index]) + first - 1 - int(starts[index])
+                extra.append(np.arange(at, at + count))
+                found.append((int(order[index]), state, first, count))
+                self.prompt_logprobs_next[row] = last + 1
+            if last + 1 >= len(state.prompt_token_ids):  # all are scored
+                del self.prompt_logprobs_next[row]
+        return found, extra

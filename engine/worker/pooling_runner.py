@@ -1,0 +1,209 @@
+"""`PoolingRunner`: a step of a pooling model, in the place of `ModelRunner`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contract.pooling_params import PoolingParams
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.forward_context import AttentionContext
+from engine.models.interface import EngineModel
+from engine.pooling.pooler import Pooler
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.input_batch import RunningBatch
+from engine.worker.interface import Finished
+from engine.worker.step_inputs import StepInputs
+from kernels.tensors import to_device
+
+# -- Pooling over a prompt that may come in chunks: what is kept from step to step.
+
+
+@dataclass(slots=True)
+class PoolingState:
+    """One sequence's hidden states so far, as far as its pooling needs them.
+
+    Attributes:
+        pooling_type: "CLS", "LAST" or "MEAN"; without meaning when `params.by_token`.
+        count: tokens seen.
+    """
+
+    params: PoolingParams
+    pooling_type: str
+    count: int = 0
+    _kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it must see every token's hidden state, not the last one's alone."""
+        return self.params.by_token or self.pooling_type != "LAST"
+
+    def add(self, hidden: Tensor) -> None:
+        """Take in the hidden states [n, hidden] of the next n tokens (with LAST: of the last)."""
+        if self.params.by_token:
+            self._kept.append(hidden)
+        elif self.pooling_type == "MEAN":
+            # In float64: the sum must not depend on how the prompt was cut.
+            total = hidden.sum(dim=0, dtype=torch.float64)
+            self._kept = [self._kept[0] + total if self._kept else total]
+        elif self.pooling_type == "LAST":
+            self._kept = [hidden[-1]]
+        elif self.count == 0:
+            self._kept = [hidden[0].clone()]
+        self.count += len(hidden)
+
+    def result(self) -> Tensor:
+        """float32 [1, hidden], or [num_tokens, hidden] for tasks by token."""
+        if self.params.by_token:
+            return torch.cat(self._kept).float()
+        (pooled,) = self._kept
+        if self.pooling_type == "MEAN":
+            pooled = pooled / self.count
+        return pooled.float()[None]
+
+
+@dataclass(slots=True)
+class PoolingInputs:
+    """One step's inputs.
+
+    Attributes:
+        batch: tokens and places.
+        states: what is kept of each of the plan's sequences.
+        every_token: hidden states of all tokens are wanted, not of the last ones alone.
+    """
+
+    batch: StepInputs
+    states: list[PoolingState]
+    every_token: bool
+
+
+class Staging(Protocol):
+    """A step's inputs on the model's device."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+
+    @property
+    def context(self) -> AttentionContext: ...
+
+
+class PoolingRunner:
+    """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
+
+    def __init__(
+        self,
+        model: EngineModel | NativeEncoder,
+        batch: RunningBatch,
+        pooler: Pooler,
+        stage: Callable[[Tensor, AttentionContext], Staging] | None = None,
+    ) -> None:
+        """`stage` moves a step's inputs to the model's device; None: they are there."""
+        self.model, self.batch, self.pooler = model, batch, pooler
+        self._stage = stage
+        self._states: dict[int, PoolingState] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step: inputs, forward, pooling."""
+        return self.run(plan, self.prepare(plan))
+
+    def prepare(self, plan: StepPlan) -> PoolingInputs | None:
+        """The step's inputs. None: no sequence.
+
+        The batch takes over the plan's changes here, so a step that fails later can be taken back
+        by removing its sequences.
+        """
+        self.batch.apply(plan)
+        self._take(plan)
+        if not plan.seq_ids:
+            return None
+        states = [self._states[seq_id] for seq_id in plan.seq_ids]
+        inputs = self.batch.inputs(plan)
+        every_token = self.pooler.settings.encoder or any(state.needs_all for state in states)
+        if every_token:
+            inputs.context.logits_rows = None
+        return PoolingInputs(inputs, states, every_token)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, inputs: PoolingInputs | None) -> StepResult:
+        """Run a prepared step, after the one before; may be called in another thread.
+
+        `StepResult.pooled` holds the sequences whose prompts the step completed.
+        """
+        result = StepResult.empty(len(plan.seq_ids))
+        if inputs is None:
+            return result
+        starts = inputs.batch.context.query_start_loc.tolist()
+        hidden = self._forward(inputs, starts)
+        done = set(inputs.batch.sampled)
+        row = 0
+        for index, state in enumerate(inputs.states):
+            if inputs.every_token:
+                state.add(hidden[starts[index] : starts[index + 1]])
+            elif index in done:
+                # Only these sequences' last tokens were computed to the end.
+                state.add(hidden[row : row + 1])
+                row += 1
+            if index in done:
+                self._finish(plan.seq_ids[index], state, result)
+        return result
+
+    def launch(self, plan: StepPlan, inputs: PoolingInputs | None) -> Finished:
+        """See `Runner`."""
+        return Finished(self.run(plan, inputs))
+
+    def forget(self) -> None:
+        """See `Runner`: no step is under way once one has failed."""
+
+    def _take(self, plan: StepPlan) -> None:
+        """Forget who left; begin anew with who came (or comes again after a preemption)."""
+        for seq_id in plan.removed:
+            self._states.pop(seq_id, None)
+        kind = self.pooler.settings.pooling_type
+        for sequence in plan.new:
+            params = sequence.pooling or PoolingParams()
+            self._states[sequence.seq_id] = PoolingState(params, kind)
+
+    def _forward(self, inputs: PoolingInputs, starts: list[int]) -> Tensor:
+        """[num_rows, hidden] for the rows that are wanted."""
+        token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
+        lengths = context.query_start_loc
+        if self._stage is not None:
+            staged = self._stage(token_ids, context)
+            token_ids, context = staged.token_ids, staged.context
+        if isinstance(self.model, NativeEncoder):
+            types = _token_types(inputs.states, starts)
+            types = None if types is None else to_device(types, token_ids.device)
+            context = dataclasses.replace(context, query_start_loc=lengths)
+            return self.model.forward(token_ids, context, types)
+        return self.model.forward(token_ids, context)
+
+    def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
+        # What is left is small, and so are the layers that come after: they are on the host.
+        head = self.batch.adapters.classifier(self.batch.row_of.get(seq_id, -1))
+        output = self.pooler(state.result().cpu(), state.params, head)
+        if not bool(torch.isfinite(output).all()):
+            result.errors[seq_id] = "the model's output isn't finite"
+            return
+        result.pooled[seq_id] = to_bytes(output)
+
+
+def _token_types(states: list[PoolingState], starts: list[int]) -> Tensor | None:
+    """int64 [num_tokens], 1 from each pair's second part on; None where there are no pairs."""
+    if not any(state.params.second_segment for state in states):
+        return None
+    types = torch.zeros(starts[-1], dtype=torch.int64)
+    for state, start, end in zip(states, starts[:-1], starts[1:], strict=True):
+        if second := state.params.second_segment:
+            types[start + second : end] = 1
+    return types
+
+
+def to_bytes(output: Tensor) -> bytes:
+    """Little-endian float32, row after row."""
+    return output.float().numpy().astype(np.dtype("<f4"), copy=False).tobytes()

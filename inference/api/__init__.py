@@ -1,0 +1,1 @@
+"""Endpoint families, each in files of its own."""

@@ -1,0 +1,390 @@
+"""`/v1/messages/batches`: Anthropic's batches, run as all others are.
+
+The requests are a file of the tenant's, a line each, like any batch's; so are the results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import re
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from common.db import in_db_thread, in_file_thread
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from inference.api.anthropic.views import AnthropicView
+from inference.errors import PayloadTooLarge, describe_validation_error
+from inference.settings import gateway_settings
+from inference.web.json_body import parse_object
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import (
+    JSON_ONLY,
+    ApplicationBinaryRenderer,
+    EventStreamRenderer,
+    check_content_encoding,
+    check_content_type,
+    paging,
+)
+from inference.web.views import BODY, LIST_COST, GatewayRequest, json_response
+from inference.work import enqueue
+from storage.access import (
+    MESSAGES,
+    Batch,
+    BatchStatus,
+    access_batch,
+    access_batches,
+    blob_path,
+    page,
+)
+from storage.actions import cancel_batch, create_message_batch, delete_batch
+
+# -- The body of a batch of messages, read one request after the other.
+#
+# Anthropic takes 256 MB in one JSON object. Here it's a file on disk, and no more of it than one
+# request is in memory at a time.
+
+
+Bytes = bytes | mmap.mmap
+
+#: A body up to this size isn't mapped.
+SMALL_BYTES = 1 << 20
+_HEAD = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"requests"\s*:\s*\[\s*(?=\{)')
+#: A string, a bracket, or the beginning of a string without an end.
+_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
+_NEXT = re.compile(rb"\s*,\s*(?=\{)")
+_END = re.compile(rb"\s*\]\s*\}\s*\Z")
+_OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
+
+
+class OneRequest(BaseModel):
+    """A message to make. `params`: the body of `/v1/messages`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    custom_id: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    params: dict[str, Any]
+
+
+class BatchOfMessages(BaseModel):
+    """A batch."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    requests: Annotated[list[OneRequest], Field(min_length=1)]
+
+
+def mapped(file: IO[bytes]) -> Bytes:
+    """A body's bytes; a large one's stay on disk."""
+    if file.seek(0, 2) > SMALL_BYTES:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file.seek(0)
+    return file.read()
+
+
+def requests_in(data: Bytes) -> Iterator[OneRequest]:
+    """The requests in their order.
+
+    Raises: `InvalidRequest` naming what is wrong with the body or with one of them;
+    `PayloadTooLarge` for one that is larger than a body of its own may be.
+    """
+    head = _HEAD.match(data)
+    if head is None:
+        raise _refusal(data)
+    place, number = head.end(), 0
+    while True:
+        end = _end_of(data, place, number)
+        yield _request(data[place:end], number)
+        following = _NEXT.match(data, end)
+        if following is None:
+            break
+        place, number = following.end(), number + 1
+    if _END.match(data, end) is None:
+        raise _refusal(data)
+
+
+def _end_of(data: Bytes, start: int, number: int) -> int:
+    """Behind the object that begins there."""
+    most, depth = gateway_settings().max_body_bytes, 0
+    for mark in _MARK.finditer(data, start, start + most):
+        sign = data[mark.start()]
+        if sign in _OPENING:
+            depth += 1
+        elif sign in _CLOSING:
+            depth -= 1
+            if depth == 0:
+                return mark.end()
+        elif mark.end() == mark.start() + 1:  # looking on would take its square
+            break
+    if start + most < len(data):
+        raise PayloadTooLarge(
+            f"A request of a batch may have {most} bytes.", param=f"requests[{number}]"
+        )
+    raise _no_json()
+
+
+def _request(text: bytes, number: int) -> OneRequest:
+    parsed = parse_object(text, gateway_settings().max_json_depth)
+    try:
+        return OneRequest.model_validate(parsed)
+    except ValidationError as error:
+        told = describe_validation_error(error)
+        told["param"] = f"requests[{number}].{told['param']}"
+        raise InvalidRequest(**told) from None
+
+
+def _refusal(data: Bytes) -> InvalidRequest:
+    """Why this body is no batch. Raises what says it better."""
+    settings = gateway_settings()
+    if len(data) <= SMALL_BYTES:
+        BatchOfMessages.model_validate(parse_object(bytes(data), settings.max_json_depth))
+    return _no_json()
+
+
+def _no_json() -> InvalidRequest:
+    return InvalidRequest(
+        'The body must be {"requests": [...]}, each entry an object.',
+        param="requests",
+        code="invalid_json",
+    )
+
+
+# -- A message batch's results: what ran from its files, the rest from how the batch ended.
+
+
+Line = dict[str, Any]
+#: What became of a request that never ran, by the batch's end.
+_NEVER_RAN = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
+
+
+def result_lines(row: Batch) -> Iterator[bytes]:
+    """The lines, as JSON, in the order in which requests ended. Blocks on the disk."""
+    done: set[str] = set()
+    for file in (row.output_file, row.error_file):
+        if file is None:
+            continue
+        for line in _lines(blob_path(row.tenant_id, file.public_id)):
+            done.add(line["custom_id"])
+            yield _encoded(line["custom_id"], _result(line))
+    if row.status == BatchStatus.COMPLETED:
+        return
+    for line in _lines(blob_path(row.tenant_id, row.input_file_id)):
+        if line["custom_id"] not in done:
+            yield _encoded(line["custom_id"], _unrun(row))
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                yield json.loads(raw)
+    except FileNotFoundError:  # it was deleted: what is left is told
+        return
+
+
+def _encoded(custom_id: str, result: Line) -> bytes:
+    return json.dumps({"custom_id": custom_id, "result": result}).encode() + b"\n"
+
+
+def _result(line: Line) -> Line:
+    response = line["response"]
+    if response is None:
+        return {"type": "expired"}
+    if response["status_code"] == 200:
+        return {"type": "succeeded", "message": response["body"]}
+    return {"type": "errored", "error": response["body"]}
+
+
+def _unrun(row: Batch) -> Line:
+    """Of a request that didn't run: the batch was ended, or its key's rights were."""
+    kind = _NEVER_RAN.get(BatchStatus(row.status))
+    if kind is not None:
+        return {"type": kind}
+    told = row.errors[0]["message"] if row.errors else "The batch failed."
+    error = {"type": "permission_error", "message": told}
+    return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
+
+
+_encode = msgspec.json.Encoder().encode
+#: How long a batch may run, as Anthropic has it.
+WINDOW_S = 24 * 3600
+#: Lines of results that are written at a time.
+LINES = 256
+NOTHING_YET = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+
+
+def batch_object(row: Batch) -> dict[str, Any]:
+    """Anthropic's `message_batch`."""
+    status = "canceling" if row.status == BatchStatus.CANCELLING else "in_progress"
+    ended = row.status in ENDED
+    ends = (row.completed_at, row.failed_at, row.expired_at, row.cancelled_at)
+    return {
+        "id": row.public_id,
+        "type": "message_batch",
+        "processing_status": "ended" if ended else status,
+        "request_counts": _counts(row) if ended else {**NOTHING_YET, "processing": row.total},
+        "created_at": _moment(row.created_at),
+        "expires_at": _moment(row.expires_at),
+        "ended_at": next(filter(None, map(_moment, ends)), None),
+        "cancel_initiated_at": _moment(row.cancelling_at),
+        "archived_at": None,
+        "results_url": f"/v1/messages/batches/{row.public_id}/results" if ended else None,
+    }
+
+
+def _counts(row: Batch) -> dict[str, int]:
+    """What became of the requests. Those that never ran share the batch's end."""
+    never = row.total - row.completed - row.failed
+    counts = {**NOTHING_YET, "succeeded": row.completed, "expired": row.expired}
+    counts["errored"] = row.failed - row.expired
+    kind = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
+    counts[kind.get(BatchStatus(row.status), "errored")] += never
+    return counts
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
+
+class MessageBatchesView(AnthropicView):
+    """Create a batch, list batches."""
+
+    call_cost = LIST_COST
+    reads_body_itself = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """A new batch; a worker runs it."""
+        check_content_type(request.content_type or "")
+        check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
+        row = await in_file_thread(_create, request)
+        await enqueue("batch", row.public_id)
+        return json_response(_encode(batch_object(row)))
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The tenant's batches, the newest first."""
+        limit = paging(request, default=20, most=1000).limit
+        before, after = request.GET.get("before_id") or None, request.GET.get("after_id") or None
+        if before and after:
+            raise InvalidRequest(
+                "before_id and after_id can't be used together.", param="before_id"
+            )
+
+        def listed() -> bytes:
+            rows = access_batches(request.caller).filter(endpoint=MESSAGES)
+            # Those before the page are newer: the nearest of them, shown like all others.
+            newest = before is None
+            got, more = page(rows, limit=limit, after=after or before, newest_first=newest)
+            data = [batch_object(row) for row in (got if newest else got[::-1])]
+            ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+            return _encode(
+                {"data": data, "has_more": more, "first_id": None, "last_id": None, **ends}
+            )
+
+        return json_response(await in_report_thread(request.caller, listed))
+
+
+def _create(request: GatewayRequest) -> Batch:
+    body = request.scope[BODY]
+    lines = _batches_lines(requests_in(mapped(body)))
+    size = body.tell()
+    return create_message_batch(caller=request.caller, lines=lines, size=size, window_s=WINDOW_S)
+
+
+def _batches_lines(requests: Iterable[OneRequest]) -> Iterator[bytes]:
+    """A line for each; what would fail in every case is refused first."""
+    most = gateway_settings().max_batch_requests
+    seen: set[str] = set()
+    for place, each in enumerate(requests):
+        if place >= most:
+            raise InvalidRequest(f"A batch may hold at most {most} requests.", param="requests")
+        if each.custom_id in seen:
+            raise InvalidRequest(
+                f"The custom_id {each.custom_id!r} occurs twice.",
+                param=f"requests.{place}.custom_id",
+            )
+        seen.add(each.custom_id)
+        if each.params.get("stream"):
+            raise InvalidRequest(
+                "Requests of a batch can't be streamed.", param=f"requests.{place}.params.stream"
+            )
+        yield _line(each)
+
+
+def _line(each: OneRequest) -> bytes:
+    whole = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES, "body": each.params}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def _own(request: GatewayRequest, batch_id: str) -> Batch:
+    """The batch, if it's one of messages. Raises `NotFound`."""
+    row = access_batch(request.caller, batch_id)
+    if row.endpoint != MESSAGES:
+        raise NotFound(f"No such batch: {batch_id[:80]!r}.", param="message_batch_id")
+    return row
+
+
+class MessageBatchView(AnthropicView):
+    """One batch."""
+
+    async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """A batch's progress."""
+        row = await in_db_thread(_own, request, batch_id)
+        return json_response(_encode(batch_object(row)))
+
+    async def delete(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """Forget it with its requests and results, once it has ended."""
+        await in_db_thread(_own, request, batch_id)
+        await in_db_thread(delete_batch, caller=request.caller, public_id=batch_id)
+        return json_response(_encode({"id": batch_id, "type": "message_batch_deleted"}))
+
+
+class MessageBatchCancelView(AnthropicView):
+    """The end of a batch."""
+
+    async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """Stop it: what is done is in its results."""
+        found = await in_db_thread(_own, request, batch_id)
+        if found.status in ENDED:
+            return json_response(_encode(batch_object(found)))
+        row = await in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
+        await enqueue("batch", row.public_id)
+        return json_response(_encode(batch_object(row)))
+
+
+class JsonLinesRenderer(EventStreamRenderer):
+    """A result a line."""
+
+    media_type = "application/x-jsonl"
+    format = "jsonl"
+
+
+class MessageBatchResultsView(AnthropicView):
+    """What became of a batch's requests."""
+
+    renderer_classes = (JsonLinesRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
+
+    async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """A line for each."""
+        row = await in_db_thread(_own, request, batch_id)
+        if row.status not in ENDED:
+            raise InvalidRequest("The batch has not ended; there are no results yet.")
+        response = StreamingHttpResponse(_chunks(row), content_type="application/x-jsonl")
+        response["X-Content-Type-Options"] = "nosniff"
+        return response
+
+
+async def _chunks(row: Batch) -> AsyncGenerator[bytes, None]:
+    lines = result_lines(row)
+    while chunk := await asyncio.to_thread(lambda: b"".join(islice(lines, LINES))):
+        yield chunk

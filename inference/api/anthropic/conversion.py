@@ -1,0 +1,261 @@
+"""An Anthropic conversation as the chat that the model continues."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.contract.errors import InvalidRequest
+from inference.api.anthropic.schemas import (
+    REDACTED,
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+    ToolChoice,
+)
+from inference.chat.turn import ChatTurn
+from inference.errors import UnsupportedField, as_quire_error, describe_validation_error
+from inference.schemas.base import in_words_of
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import parse
+
+#: The chat's fields in this endpoint's words.
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "user": "metadata.user_id",
+}
+SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(request: CountTokensRequest) -> ChatRequest:
+    """The chat. Raises: `InvalidRequest` with the name of the client's field."""
+    body = _given(model=request.model, messages=_messages(request))
+    last = body["messages"][-1]
+    if last["role"] == "assistant":
+        if last.get("tool_calls"):
+            raise InvalidRequest("The last message can't be a tool use.", param="messages")
+        body["continue_final_message"] = True
+    if isinstance(request, MessagesRequest):
+        body |= _sampling(request)
+    if request.tools:
+        body["tools"] = [
+            {
+                "type": "function",
+                "function": _given(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                ),
+            }
+            for tool in request.tools
+        ]
+    if request.tool_choice is not None:
+        body |= _tool_choice(request.tool_choice, bool(request.tools))
+    body |= _thinking(request)
+    try:
+        return parse(ChatRequest, body).allowing(any_limit=True, system_anywhere=True)
+    except ValueError as error:  # pydantic's, in the chat's words
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_our_words(told) from None
+        raise
+
+
+def in_our_words(error: InvalidRequest) -> InvalidRequest:
+    """A chat's error with the field as this endpoint calls it."""
+    return in_words_of(error, NAMES, _tool_field)
+
+
+def unfollowed(turn: ChatTurn) -> list[str]:
+    """Fields that the model has no use for, as this endpoint calls them."""
+    return [NAMES.get(name, name) for name in turn.options.unfollowed]
+
+
+def _tool_field(place: str, name: str) -> str:
+    name = {"parameters": "input_schema"}.get(name, name)
+    return f"tools.{place}.{name}".rstrip(".")
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    return _given(
+        max_completion_tokens=request.max_tokens,
+        stop=request.stop_sequences or None,
+        user=request.metadata.user_id if request.metadata else None,
+        **{name: getattr(request, name) for name in SHARED},
+    )
+
+
+def _tool_choice(choice: ToolChoice, has_tools: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if choice.type == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif has_tools or choice.type == "any":
+        fields["tool_choice"] = CHOICES[choice.type]
+    return fields
+
+
+def _thinking(request: CountTokensRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    thinking = request.thinking
+    if thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+        if thinking.type == "enabled" and thinking.budget_tokens is not None:
+            fields["thinking_token_budget"] = thinking.budget_tokens
+    if request.effort is not None:
+        fields["reasoning_effort"] = request.effort
+    if request.form is not None:
+        schema = {"name": "answer", "schema": request.form.json_schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": _system(request.system)})
+    for place, message in enumerate(request.messages):
+        content = message.content
+        blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
+        ADD[message.role](messages, blocks, f"messages.{place}.content")
+    return messages
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message. Turns of one role that follow each other are one turn."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != message["role"]:
+        messages.append(message)
+        return
+    last["content"] = "\n".join(filter(None, (last["content"], message["content"])))
+    if "tool_calls" in message:
+        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+    if "reasoning_content" in message:
+        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+
+
+def _system(system: str | list[Block]) -> str:
+    if isinstance(system, str):
+        return system
+    return "\n".join(_text(block, f"system.{place}") for place, block in enumerate(system))
+
+
+def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
+    """Tools' results are messages of their own, before what the user says."""
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        here = f"{param}.{place}"
+        if block.type == "tool_result":
+            call_id = _needed(block.tool_use_id, f"{here}.tool_use_id")
+            content = _result(block, here)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        else:
+            texts.append(_text(block, here))
+    if texts or not blocks:
+        _append(messages, {"role": "user", "content": "\n".join(texts)})
+
+
+def _result(block: Block, param: str) -> str:
+    content = block.content
+    if isinstance(content, list):
+        here = f"{param}.content"
+        content = "\n".join(
+            _text(_part(part, f"{here}.{place}"), f"{here}.{place}")
+            for place, part in enumerate(content)
+        )
+    return f"Error: {content or ''}" if block.is_error else content or ""
+
+
+def _part(part: dict[str, Any], param: str) -> Block:
+    try:
+        return Block.model_validate(part)
+    except ValidationError as error:
+        told = describe_validation_error(error)
+        raise InvalidRequest(told["message"], param=f"{param}.{told['param']}") from None
+
+
+def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
+    texts: list[str] = []
+    made: dict[str, Any] = {"role": "assistant", "content": ""}
+    for place, block in enumerate(blocks):
+        here = f"{param}.{place}"
+        if block.type == "tool_use":
+            function = {
+                "name": _needed(block.name, f"{here}.name"),
+                "arguments": json.dumps(block.input or {}, ensure_ascii=False),
+            }
+            call = {"id": _needed(block.id, f"{here}.id"), "type": "function"}
+            made.setdefault("tool_calls", []).append(call | {"function": function})
+        elif block.type == REDACTED:
+            continue
+        elif block.type == "thinking":
+            made["reasoning_content"] = made.get("reasoning_content", "") + (block.thinking or "")
+        else:
+            texts.append(_text(block, here))
+    made["content"] = "".join(texts)
+    _append(messages, made)
+
+
+def _add_system(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
+    texts = [_text(block, f"{param}.{place}") for place, block in enumerate(blocks)]
+    _append(messages, {"role": "system", "content": "\n".join(texts)})
+
+
+ADD = {"assistant": _add_assistant, "system": _add_system, "user": _add_user}
+
+
+def _document(block: Block, param: str) -> str:
+    """A document of text: its title, what is said about it, and itself."""
+    source = block.source or {}
+    kind, text = source.get("type"), source.get("data")
+    if kind == "content":
+        text = source.get("content")
+        if isinstance(text, list):
+            here = f"{param}.source.content"
+            parts = [
+                _part(part if isinstance(part, dict) else {}, f"{here}.{place}")
+                for place, part in enumerate(text)
+            ]
+            text = "\n".join(_text(part, f"{here}.{k}") for k, part in enumerate(parts))
+    elif kind != "text":
+        raise UnsupportedField(
+            "Only documents whose source is of the type 'text' or 'content' are supported.",
+            param=f"{param}.source.type",
+        )
+    if not isinstance(text, str):
+        raise InvalidRequest("A document needs its text.", param=f"{param}.source")
+    return "\n".join(filter(None, (block.title, block.context, text)))
+
+
+def _text(block: Block, param: str) -> str:
+    if block.type == "document":
+        return _document(block, param)
+    if block.type != "text":
+        raise UnsupportedField(
+            f"Blocks of the type {block.type[:50]!r} are not supported.",
+            param=f"{param}.type",
+        )
+    return _needed(block.text, f"{param}.text")
+
+
+def _needed(value: str | None, param: str) -> str:
+    if value is None:
+        raise InvalidRequest("Field required.", param=param)
+    return value

@@ -1,0 +1,217 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.schemas.base import (
+    TEMPLATE_FIELDS,
+    FailsFast,
+    KnownFields,
+    Label,
+    ModelName,
+    Priority,
+)
+from inference.schemas.chat import Effort
+from inference.schemas.tools import MAX_TOOLS
+
+#: Known, not supported, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **TEMPLATE_FIELDS,
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
+
+
+#: Reasoning that only who wrote it can read.
+REDACTED = "redacted_thinking"
+
+
+class Block(BaseModel):
+    """One block of a message's content. Which fields it needs is up to its type."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Annotated[str, StringConstraints(max_length=100)]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+    source: dict[str, Any] | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
+
+
+class InputMessage(FailsFast):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str | None = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    """Which tool the model has to use."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether the model reasons first, and for how long."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(BaseModel):
+    """A JSON schema for the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """How the answer has to look."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(BaseModel):
+    """About the request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    user_id: Label | None = None
+
+
+class CountTokensRequest(KnownFields):
+    """A conversation. Sampling fields beyond Anthropic's are in `MessagesRequest`."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+
+    model: ModelName | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Tools and their choice."""
+        for place, tool in enumerate(self.tools or ()):
+            if tool.type not in (None, "custom"):
+                raise UnsupportedField(
+                    f"Tools of the type {tool.type[:50]!r} are not supported.",
+                    param=f"tools.{place}.type",
+                )
+            if tool.input_schema is None:
+                raise InvalidRequest(
+                    "A tool needs an input_schema.", param=f"tools.{place}.input_schema"
+                )
+        self._check_choice()
+        self._check_roles()
+        configured = self.output_config.format if self.output_config else None
+        # What output_config.format was called in the beta.
+        if self.output_format is not None and configured is not None:
+            raise InvalidRequest(
+                "output_format and output_config.format can't be used together.",
+                param="output_format",
+            )
+
+    def _check_roles(self) -> None:
+        if all(message.role == "system" for message in self.messages):
+            raise InvalidRequest("messages must not be empty.", param="messages")
+
+    def ignored_fields(self) -> list[str]:
+        """Besides: what another service wrote for itself alone, and efforts that nobody knows."""
+        names = super().ignored_fields()
+        if self.output_config is not None and self.effort != self.output_config.effort:
+            names.append("output_config.effort")
+        for place, message in enumerate(self.messages):
+            if not isinstance(message.content, str):
+                for number, block in enumerate(message.content):
+                    here = f"messages.{place}.content.{number}"
+                    if block.type == REDACTED:
+                        names.append(here)
+                    if block.citations and block.citations.get("enabled"):
+                        names.append(f"{here}.citations")
+        return names
+
+    @property
+    def effort(self) -> str | None:
+        """How hard to think, in words that chats know."""
+        effort = self.output_config.effort if self.output_config else None
+        return effort if effort in get_args(Effort) else None
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice is None or choice.type != "tool":
+            return
+        if choice.name is None:
+            raise InvalidRequest("The choice of a tool needs its name.", param="tool_choice.name")
+        if choice.name not in [tool.name for tool in self.tools or ()]:
+            raise InvalidRequest(
+                f"Tool {choice.name[:100]!r} not found in tools.", param="tool_choice.name"
+            )
+
+    @property
+    def form(self) -> OutputFormat | None:
+        """The answer's form, under either of its names."""
+        configured = self.output_config.format if self.output_config else None
+        return configured or self.output_format
+
+
+class MessagesRequest(CountTokensRequest):
+    """What to answer."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    metadata: Metadata | None = None
+    priority: Priority | None = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

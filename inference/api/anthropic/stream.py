@@ -1,0 +1,208 @@
+"""Anthropic's `message`, in one body and as a stream of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from engine.contract.errors import QuireError
+from inference.api.anthropic.errors import error_object
+from inference.chat.turn import ChatTurn, TurnDelta
+from inference.errors import RequestAborted
+from inference.parsers.state_machine import Part
+from inference.serving.respond import StreamWriter
+
+_encode = msgspec.json.Encoder().encode
+Event = dict[str, Any]
+Shown = Literal["all", "blocks", "none"]
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+KINDS = {"content": "text", "reasoning": "thinking"}
+
+
+class Message:
+    """Builds the message; methods return the events of what they did.
+
+    Args:
+        shown: how much of the model's reasoning the client asked for: "all", "none", or "blocks",
+            which are there and empty.
+    """
+
+    def __init__(self, turn: ChatTurn, *, shown: Shown) -> None:
+        self._turn, self._shown = turn, shown
+        self._content: list[dict[str, Any]] = []
+        self._arguments = ""
+        self._is_open = False
+        self._finish_reason: str | None = None
+        self._stop: int | str | None = None
+
+    # -- what comes in ------------------------------------------------------------------------
+
+    def take(self, delta: TurnDelta) -> list[Event]:
+        """Add what is new."""
+        if delta.finish_reason == "abort":
+            raise RequestAborted("An operator has aborted this request.")
+        events = [event for part in delta.parts for event in self._add(part)]
+        if delta.finish_reason is not None:
+            self._finish_reason, self._stop = delta.finish_reason, delta.increment.stop_reason
+        return events
+
+    def add(self, delta: TurnDelta) -> None:
+        """The same, when nobody wants to hear of it."""
+        self.take(delta)
+
+    def _add(self, part: Part) -> list[Event]:
+        if part.kind == "call":
+            block = {"type": "tool_use", "id": part.id, "name": part.text, "input": {}}
+            return self._begin(block)
+        if part.kind == "arguments":
+            self._arguments += part.text
+            return [self._delta(part.text)]
+        kind = KINDS[part.kind]
+        if kind == "thinking" and self._shown == "none":
+            return []
+        events = []
+        if not self._is_open or self._content[-1]["type"] != kind:
+            events = self._begin({"type": kind, kind: ""} | _signature(kind))
+        if kind == "thinking" and self._shown == "blocks":
+            return events
+        self._content[-1][kind] += part.text
+        return [*events, self._delta(part.text)]
+
+    def _begin(self, block: dict[str, Any]) -> list[Event]:
+        events = self.close()
+        self._content.append(block)
+        self._is_open, self._arguments = True, ""
+        place = len(self._content) - 1
+        return [*events, _event("content_block_start", index=place, content_block=dict(block))]
+
+    def _delta(self, text: str) -> Event:
+        kind, field = DELTAS[self._content[-1]["type"]]
+        delta = {"type": kind, field: text}
+        return _event("content_block_delta", index=len(self._content) - 1, delta=delta)
+
+    def close(self) -> list[Event]:
+        """End the block that is open."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        block = self._content[-1]
+        if block["type"] == "tool_use":
+            block["input"] = _object(self._arguments)
+        return [_event("content_block_stop", index=len(self._content) - 1)]
+
+    def finish(self) -> list[Event]:
+        """End what is open. A message without any block gets an empty text: clients take the first
+        block without looking.
+        """
+        events = [] if self._content else self._begin({"type": "text", "text": ""})
+        return events + self.close()
+
+    # -- what goes out ------------------------------------------------------------------------
+
+    def body(self) -> dict[str, Any]:
+        """The message as it is."""
+        self.finish()
+        return {**self.head(), "content": self._content, **self.end(), "usage": self.usage()}
+
+    def head(self) -> dict[str, Any]:
+        """The message before there is any content."""
+        job = self._turn.job
+        return {
+            "id": job.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": job.served.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self.usage(),
+        }
+
+    def end(self) -> dict[str, Any]:
+        """Why it ended."""
+        called = any(block["type"] == "tool_use" for block in self._content)
+        sequence = self._stop if isinstance(self._stop, str) else None
+        reason = "end_turn"
+        if self._finish_reason == "length":
+            reason = "max_tokens"
+        elif called:
+            reason = "tool_use"
+        elif sequence is not None:
+            reason = "stop_sequence"
+        return {
+            "stop_reason": reason,
+            "stop_sequence": sequence if reason == "stop_sequence" else None,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far. What came from the cache isn't among the input tokens."""
+        usage = self._turn.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "service_tier": "standard",
+            **usage.remarks(),
+        }
+
+
+def _signature(kind: str) -> dict[str, str]:
+    """Ours are not signed: nothing is verified when they come back."""
+    return {"signature": ""} if kind == "thinking" else {}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's arguments. A model that was cut off may have left something else: no arguments."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _event(kind: str, **fields: Any) -> Event:
+    return {"type": kind, **fields}
+
+
+def _encoded(event: Event) -> bytes:
+    return b"event: " + event["type"].encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+class MessageStreamWriter(StreamWriter[TurnDelta]):
+    """Anthropic's events."""
+
+    heartbeat = _encoded({"type": "ping"})
+
+    def __init__(self, turn: ChatTurn, request_id: str, *, shown: Shown) -> None:
+        self._message = Message(turn, shown=shown)
+        self._request_id = request_id
+
+    def begin(self) -> bytes:
+        """The message, empty: nothing is told of its first tokens yet."""
+        head = self._message.head()
+        head["usage"]["output_tokens"] = 0
+        return _encoded(_event("message_start", message=head)) + self.heartbeat
+
+    def write(self, news: Iterable[TurnDelta]) -> bytes:
+        """Events of what is new."""
+        return b"".join(_encoded(event) for delta in news for event in self._message.take(delta))
+
+    def end(self) -> bytes:
+        """The last block's end, the message's, and why."""
+        events = self._message.finish()
+        usage = self._message.usage()
+        del usage["service_tier"]
+        events.append(_event("message_delta", delta=self._message.end(), usage=usage))
+        return b"".join(map(_encoded, [*events, _event("message_stop")]))
+
+    def error(self, error: QuireError) -> bytes:
+        """In Anthropic's envelope."""
+        return _encoded(error_object(error, self._request_id))

@@ -1,0 +1,118 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from engine.contract.errors import InvalidRequest
+from inference.api.anthropic.conversion import chat_request, in_our_words, unfollowed
+from inference.api.anthropic.errors import anthropic_error
+from inference.api.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
+from inference.api.anthropic.stream import Message, MessageStreamWriter, Shown
+from inference.chat.job import prompt_token_ids
+from inference.chat.turn import ChatTurn
+from inference.generation.model_resolution import find_served
+from inference.loop.offload import beside
+from inference.schemas.base import Refused
+from inference.serving.respond import add_headers, collect, name_ignored, stream_response
+from inference.web.responses import JSON_OR_EVENTS
+from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
+
+_encode = msgspec.json.Encoder().encode
+S = TypeVar("S", bound=CountTokensRequest)
+
+
+class AnthropicView(GatewayView):
+    """Errors in Anthropic's envelope, and its name for the request id."""
+
+    render_error = staticmethod(anthropic_error)
+
+    async def dispatch(  # type: ignore[override]
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """As any other; `request-id` is what Anthropic's SDKs look for."""
+        response = await super().dispatch(request, *args, **kwargs)
+        response["request-id"] = response["X-Request-Id"]
+        return response
+
+    async def parsed(self, schema: type[S], request: GatewayRequest) -> S:
+        """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
+        try:
+            return await beside(schema.model_validate, self.read_json(request))
+        except Refused as refusal:
+            raise refusal.error from None
+
+
+class MessagesView(AnthropicView):
+    """Continues a conversation, in one message or as a stream."""
+
+    generates = True
+    comes_into_queue = refused_early = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One message."""
+        wanted = await self.parsed(MessagesRequest, request)
+        ignored = wanted.ignored_fields()
+        turn = await self._start(request, wanted)
+        ignored += unfollowed(turn)
+        shown = _shown(wanted.thinking)
+        try:
+            response: HttpResponseBase
+            if wanted.stream:
+                writer = MessageStreamWriter(turn, request.request_id, shown=shown)
+                response = await stream_response(turn, writer)
+            else:
+                response = await _whole(turn, shown)
+        except BaseException:
+            turn.release()
+            raise
+        add_headers(response, turn, ignored)
+        return response
+
+    async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatTurn:
+        try:
+            return await ChatTurn.start(
+                await beside(chat_request, wanted),
+                caller=request.caller,
+                received=request.received,
+                endpoint="messages",
+                id_prefix="msg",
+            )
+        except InvalidRequest as error:
+            raise in_our_words(error) from None
+
+
+def _shown(thinking: Thinking | None) -> Shown:
+    if thinking is None or thinking.type == "disabled":
+        return "none"
+    return "blocks" if thinking.display == "omitted" else "all"
+
+
+async def _whole(turn: ChatTurn, shown: Shown) -> HttpResponseBase:
+    message = Message(turn, shown=shown)
+    await collect(turn, message.add)
+    return json_response(_encode(message.body()))
+
+
+class CountTokensView(AnthropicView):
+    """How many tokens a conversation has."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"input_tokens": ...}`; nothing is generated."""
+        wanted = await self.parsed(CountTokensRequest, request)
+        ignored = wanted.ignored_fields()
+        chat = await beside(chat_request, wanted)
+        served = await find_served(request.caller, wanted.model)
+        tokens = await prompt_token_ids(chat, served)
+        response = json_response(_encode({"input_tokens": len(tokens)}))
+        name_ignored(response, ignored)
+        return response
+
+
+class UnknownMessagesView(AnthropicView, NotFoundView):
+    """Any other path below `/v1/messages`, with any method."""

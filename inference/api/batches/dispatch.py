@@ -1,0 +1,117 @@
+"""One request of a batch through the very view that serves it over HTTP, as its tenant.
+
+No socket and no key: the caller is known. Parsing, limits, rendering, generation and the ledger are
+the endpoint's own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+from django.core.handlers.asgi import ASGIRequest
+from django.urls import Resolver404, get_resolver
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import Overloaded, error_response
+from inference.loop.offload import rendering_for
+from inference.request.context import (
+    Asked,
+    asked,
+    endpoint_of,
+    new_id,
+    note_refusal,
+    unbilled_unless_finished,
+)
+from inference.web.views import GatewayRequest, GatewayView
+from tenants.authentication import Caller
+
+URLCONF = "inference.urls"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an endpoint answered.
+
+    Attributes:
+        retry_after: seconds, when it asks to be asked again.
+        no_room: it's well and has too much to do.
+    """
+
+    status: int
+    request_id: str
+    body: dict[str, Any]
+    retry_after: float | None = None
+    no_room: bool = False
+
+    @property
+    def error(self) -> str:
+        """The code, or else the type, of the error that it is; "" for an answer."""
+        told = self.body.get("error") if self.status >= HTTPStatus.BAD_REQUEST else None
+        return str(told.get("code") or told.get("type")) if isinstance(told, dict) else ""
+
+
+def view_of(path: str) -> GatewayView:
+    """A fresh view of an endpoint. Raises `InvalidRequest` for a path without a POST."""
+    try:
+        match = get_resolver(URLCONF).resolve(path)
+    except Resolver404:
+        raise InvalidRequest(f"Endpoint {path!r} not found.", param="endpoint") from None
+    kind = getattr(match.func, "cls", None)
+    if kind is None or not hasattr(kind, "post"):
+        raise InvalidRequest(f"The endpoint {path!r} is not served.", param="endpoint")
+    return cast(GatewayView, kind())
+
+
+def check_endpoint(path: str) -> None:
+    """Raise `InvalidRequest` unless requests can be sent there."""
+    view_of(path)
+
+
+async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
+    """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
+    request_id = new_id("batch_req")
+    render, no_room = error_response, False
+    asked.set(Asked(request_id, endpoint_of(path), caller))
+    rendering_for.set(caller.tenant)
+    try:
+        caller.require("inference")
+        caller.check_endpoint(path)
+        view = view_of(path)
+        render = view.render_error
+        request = _request(path, body, caller, request_id)
+        with unbilled_unless_finished():
+            response = await view.post(request)  # type: ignore[attr-defined]
+    except Exception as error:
+        note_refusal(error)
+        response, no_room = render(error, request_id), isinstance(error, Overloaded)
+    wait = response.headers.get("retry-after-ms")
+    return Outcome(
+        response.status_code,
+        request_id,
+        json.loads(response.content),
+        float(wait) / 1000 if wait else None,
+        no_room,
+    )
+
+
+def _request(path: str, body: dict[str, Any], caller: Caller, request_id: str) -> GatewayRequest:
+    data = json.dumps(body).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ],
+    }
+    request = cast(GatewayRequest, ASGIRequest(scope, io.BytesIO(data)))
+    request.caller, request.request_id = caller, request_id
+    request.received = time.perf_counter()
+    return request

@@ -1,0 +1,192 @@
+"""A batch's file: its lines, checked before the first runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from engine.contract.errors import InvalidRequest
+from inference.settings import gateway_settings
+from inference.web.json_body import parse_object
+
+# -- A running batch's results on disk: what is in a journal is done and is never done again.
+
+
+class JournalInUse(Exception):
+    """Another process on this machine writes it."""
+
+
+class Journal:
+    """A file of JSON lines that outlives the worker that writes it.
+
+    Opening it cuts off a line that a killed worker left half written. A lock, which the kernel lets
+    go of when its holder dies, keeps a second writer out.
+
+    Args:
+        note: told of every line, of those that are there already too.
+    Attributes:
+        custom_ids: of the lines that are there.
+    Raises:
+        JournalInUse: somebody else writes it.
+    """
+
+    def __init__(self, path: Path, note: Callable[[dict[str, Any]], None]) -> None:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file: IO[bytes] = os.fdopen(handle, "a+b")
+        self.path, self._note = path, note
+        self.custom_ids: set[str] = set()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise JournalInUse(str(path)) from None
+        self._recover()
+
+    def _recover(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for raw in self._file:
+            try:
+                line = json.loads(raw) if raw.endswith(b"\n") else None
+            except ValueError:  # what a machine that lost power left: no result
+                line = None
+            if not isinstance(line, dict):
+                break
+            self._take(line)
+            whole += len(raw)
+        self._file.truncate(whole)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.custom_ids.add(line["custom_id"])
+        self._note(line)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line. It is the kernel's when this returns: killing the process loses nothing.
+
+        Raises: OSError when the disk doesn't take it; then nothing of it is there.
+        """
+        left = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), whole)
+            raise
+        self._take(line)
+
+    def sync(self) -> None:
+        """Have it on the disk: a machine that loses power loses nothing from before."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of file and lock."""
+        self._file.close()
+
+
+#: Errors that a failed batch tells of.
+MAX_ERRORS = 50
+FIELDS = frozenset({"custom_id", "method", "url", "body"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Where a request is in the file. Its body is read again when its turn comes."""
+
+    custom_id: str
+    offset: int
+    length: int
+
+
+def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]]]:
+    """All requests of the file by place, and what is wrong with it (an empty file is). Blocks."""
+    lines: list[Line] = []
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    limit, longest = gateway_settings().max_batch_requests, gateway_settings().max_body_bytes
+    offset = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(_bounded_lines(file), start=1):
+            here, offset = offset, offset + len(raw)
+            if not raw.strip() and len(raw) <= longest:
+                continue
+            if len(lines) >= limit:
+                errors.append(_error(f"A batch may hold at most {limit} requests.", number))
+                break
+            try:
+                custom_id = _check(raw, endpoint, seen)
+            except InvalidRequest as error:
+                errors.append(_error(error.message, number, error.param, error.code))
+                if len(errors) >= MAX_ERRORS:
+                    break
+                continue
+            seen.add(custom_id)
+            lines.append(Line(custom_id, here, len(raw)))
+    if not lines and not errors:
+        errors.append(_error("The file holds no request.", None))
+    return lines, errors
+
+
+def _bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines, none read further than is needed to see that it's too long: the last then."""
+    limit = gateway_settings().max_body_bytes
+    while raw := file.readline(limit + 2):
+        yield raw
+        if len(raw) > limit and not raw.endswith(b"\n"):
+            return
+
+
+def _error(
+    message: str, line: int | None, param: str | None = None, code: str = "invalid_request"
+) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
+    """The line's custom_id. Raises `InvalidRequest`."""
+    request = parse_line(raw)
+    for name in sorted(request.keys() - FIELDS):
+        raise InvalidRequest(f"Unknown field {name[:50]!r}.", param=name[:50])
+    custom_id = request.get("custom_id")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
+        raise InvalidRequest("custom_id must be 1 to 512 characters.", param="custom_id")
+    if custom_id in seen:
+        raise InvalidRequest(
+            f"The custom_id {custom_id[:100]!r} occurs twice.",
+            param="custom_id",
+            code="duplicate_custom_id",
+        )
+    if request.get("method") != "POST":
+        raise InvalidRequest("method must be 'POST'.", param="method")
+    if request.get("url") != endpoint:
+        raise InvalidRequest(f"url must be the batch's endpoint, {endpoint!r}.", param="url")
+    body = request.get("body")
+    if not isinstance(body, dict):
+        raise InvalidRequest("body must be a JSON object.", param="body")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise InvalidRequest(f"Requests of a batch can't set {name}.", param=f"body.{name}")
+    return custom_id
+
+
+def parse_line(raw: bytes) -> dict[str, Any]:
+    """A line as strictly as a request's body. Raises `InvalidRequest`."""
+    settings = gateway_settings()
+    if len(raw) > settings.max_body_bytes:
+        raise InvalidRequest(
+            f"The line is longer than the limit of {settings.max_body_bytes} bytes."
+        )
+    return parse_object(raw.strip(), settings.max_json_depth)
+
+
+def read_body(path: Path, line: Line) -> dict[str, Any]:
+    """The body of one request. Blocks."""
+    with path.open("rb") as file:
+        file.seek(line.offset)
+        body: dict[str, Any] = parse_line(file.read(line.length))["body"]
+    return body

@@ -1,0 +1,298 @@
+"""Running a batch: check its file, run its lines, turn the journals into files.
+
+The database says who runs it (a lease), the journals say what is done. A worker that is killed
+leaves both; its successor reads the journals and goes on with the rest, so each request has exactly
+one line in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError
+from django.utils import timezone
+
+from common.db import in_db_thread
+from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
+from engine.contract.errors import QuireError
+from inference.api.batches.dispatch import Outcome, call_endpoint
+from inference.api.batches.files import Journal, JournalInUse, Line, index_lines, read_body
+from inference.errors import is_about_storage
+from inference.request.context import new_id
+from inference.settings import gateway_settings
+from inference.tracing import note_outcome, work_span
+from inference.work import Lease, lease_seconds, origin_of
+from storage.access import Batch, BatchStatus, blob_path
+from storage.actions import claim_batch, fail_batch, finish_batch, note_progress, start_batch
+from storage.actions.batches import journal_paths
+from tenants.authentication import Caller, caller_again
+
+# -- Counting a batch's results.
+
+
+class Tally:
+    """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
+    tokens, summed over all answers.
+    """
+
+    def __init__(self) -> None:
+        self.completed = self.failed = self.expired = 0
+        self.usage: dict[str, int] = {}
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Add a line of a journal."""
+        response = line.get("response") or {}
+        if response.get("status_code") != 200:
+            self.failed += 1
+            self.expired += line.get("response") is None
+            return
+        self.completed += 1
+        usage = response.get("body", {}).get("usage") or {}
+        # Chat and embeddings say prompt and completion, Responses says input and output.
+        self._add("input", usage.get("prompt_tokens", usage.get("input_tokens")))
+        self._add("output", usage.get("completion_tokens", usage.get("output_tokens")))
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        self._add("cached", details.get("cached_tokens"))
+        read = usage.get("cache_read_input_tokens")  # Messages leaves it out of the input
+        self._add("input", read)
+        self._add("cached", read)
+        made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        self._add("reasoning", made.get("reasoning_tokens"))
+
+    def _add(self, name: str, count: Any) -> None:
+        self.usage[name] = self.usage.get(name, 0) + int(count or 0)
+
+    def counts(self) -> dict[str, Any]:
+        """As `storage.actions.note_progress` takes them."""
+        return {
+            "completed": self.completed,
+            "failed": self.failed,
+            "expired": self.expired,
+            "usage": self.usage,
+        }
+
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 1.0
+#: An answer of these is no result yet: the request is sent again, after what the answer asks for.
+AGAIN = frozenset({429, 503})
+MAX_PAUSE_S = 30.0
+#: How often a request is sent again for a fault. A limit of the tenant's is none, and neither is
+#: a queue that is full: batches stand back for all others, be it for hours.
+MAX_FAULTS = 10
+#: Between two tries to write what the disk didn't take.
+STORAGE_PAUSE_S = 1.0
+
+
+class Stop(Exception):
+    """The batch ends before all of its requests have run: `status` says how."""
+
+    def __init__(self, status: Any, error: QuireError | None = None) -> None:
+        super().__init__(status)
+        self.status, self.error = status, error
+
+
+async def run_batch(public_id: str, owner: str) -> None:
+    """Do what is left to do of a batch, unless another worker does."""
+    row = await in_db_thread(claim_batch, public_id=public_id, owner=owner, seconds=lease_seconds())
+    if row is None:
+        return
+    async with Lease(row, owner):
+        try:
+            source = blob_path(row.tenant_id, row.input_file_id)
+            lines, errors = await asyncio.to_thread(_index, source, row.endpoint)
+            if errors:
+                await in_db_thread(fail_batch, row=row, errors=errors)
+                return
+            started = await in_db_thread(start_batch, row=row, total=len(lines))
+            origin = await origin_of(public_id)
+            await BatchRun(started, source, lines, origin).run()
+        except JournalInUse:
+            logger.warning("batch %s is still being written by a worker that lost it", public_id)
+
+
+def _index(source: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]]]:
+    try:
+        return index_lines(source, endpoint)
+    except FileNotFoundError:
+        gone = {"code": "file_not_found", "message": "The input file is gone."}
+        return [], [{**gone, "param": "input_file_id", "line": None}]
+
+
+class BatchRun:
+    """One worker's run of a batch that it holds the lease of.
+
+    `origin`: the `traceparent` of the request that made it, "" where it isn't known.
+    """
+
+    def __init__(self, row: Batch, source: Path, lines: list[Line], origin: str = "") -> None:
+        self._row, self._source, self._lines = row, source, lines
+        self._origin = origin
+        self._tally = Tally()
+        self._output_path, self._errors_path = journal_paths(row)
+
+    async def run(self) -> None:
+        """Run the lines that have no result yet, then finish."""
+        self._output = Journal(self._output_path, self._tally.note)
+        try:
+            self._errors = Journal(self._errors_path, self._tally.note)
+            try:
+                await self._run_and_finish()
+            finally:
+                self._errors.close()
+        finally:
+            self._output.close()
+        for path in (self._output_path, self._errors_path):
+            path.unlink(missing_ok=True)
+
+    async def _run_and_finish(self) -> None:
+        status: Any = BatchStatus.COMPLETED
+        if self._row.status == BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED
+        refusal: QuireError | None = None
+        problems: list[dict[str, Any]] = []
+        try:
+            if status == BatchStatus.COMPLETED:
+                await self._run_lines()
+        except* Stop as stops:
+            stop = _first(stops)
+            status, refusal = stop.status, stop.error
+        if status == BatchStatus.EXPIRED:
+            self._note_expired()
+        for journal in (self._output, self._errors):
+            await asyncio.to_thread(journal.sync)
+        if refusal is not None:
+            problems = [
+                {"code": refusal.code, "message": refusal.message, "param": None, "line": None}
+            ]
+        await in_db_thread(
+            finish_batch,
+            row=self._row,
+            status=status,
+            output=self._output_path,
+            errors=self._errors_path,
+            counts=self._tally.counts(),
+            problems=problems,
+        )
+
+    async def _run_lines(self) -> None:
+        """Raises a group with one `Stop` when the batch ends early."""
+        todo = iter([line for line in self._lines if not self._done(line)])
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch())
+            workers = [
+                group.create_task(self._work(todo))
+                for _ in range(gateway_settings().batch_concurrency)
+            ]
+            await asyncio.wait(workers)
+            watch.cancel()
+
+    def _done(self, line: Line) -> bool:
+        name = line.custom_id
+        return name in self._output.custom_ids or name in self._errors.custom_ids
+
+    async def _watch(self) -> None:
+        """Write the progress; end the run when it's cancelled or its time is over."""
+        while True:
+            try:
+                status = await in_db_thread(note_progress, row=self._row, **self._tally.counts())
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("the progress of %s is not written: %s", self._row, error)
+                status = None
+            if status == BatchStatus.CANCELLING:
+                raise Stop(BatchStatus.CANCELLED)
+            if self._expired():
+                raise Stop(BatchStatus.EXPIRED)
+            await asyncio.sleep(PROGRESS_EVERY_S)
+
+    def _expired(self) -> bool:
+        return self._row.expires_at is not None and timezone.now() >= self._row.expires_at
+
+    async def _work(self, todo: Iterator[Line]) -> None:
+        for line in todo:
+            body = await asyncio.to_thread(read_body, self._source, line)
+            body["priority"] = max(gateway_settings().batch_priority, _number(body.get("priority")))
+            await self._keep(line, await self._ask(body))
+
+    async def _ask(self, body: dict[str, Any]) -> Outcome:
+        """The answer to one request; asks again while the answer is "later"."""
+        faults = 0
+        while True:
+            outcome = await self._ask_once(body)
+            if outcome.status not in AGAIN:
+                return outcome
+            faults += outcome.status != 429 and not outcome.no_room
+            if faults >= MAX_FAULTS:
+                return outcome
+            await asyncio.sleep(min(MAX_PAUSE_S, max(0.05, outcome.retry_after or 1.0)))
+
+    async def _ask_once(self, body: dict[str, Any]) -> Outcome:
+        row, caller = self._row, await self._caller()
+        name = f"batch POST {row.endpoint}"
+        with work_span(name, self._origin, batch_id=row.public_id, tenant=caller.tenant) as span:
+            outcome = await call_endpoint(row.endpoint, body, caller)
+            note_outcome(span, outcome.status, outcome.request_id, outcome.error)
+        return outcome
+
+    async def _caller(self) -> Caller:
+        """Who made the batch, with the rights of today. Raises `Stop` when they have none."""
+        row = self._row
+        while True:
+            try:
+                return await caller_again(row.key_id, row.user_id, row.tenant.slug)
+            except (AuthenticationFailed, PermissionDenied) as refusal:
+                raise Stop(BatchStatus.FAILED, refusal) from None
+            except ServiceUnavailable:
+                await asyncio.sleep(MAX_PAUSE_S / 10)
+
+    async def _keep(self, line: Line, outcome: Outcome) -> None:
+        """Write the result down; a full disk is waited for, or it would have run for nothing."""
+        journal = self._output if outcome.status == 200 else self._errors
+        response = {
+            "status_code": outcome.status,
+            "request_id": outcome.request_id,
+            "body": outcome.body,
+        }
+        result: dict[str, Any] = {"id": outcome.request_id, "custom_id": line.custom_id}
+        result |= {"response": response, "error": None}
+        while True:
+            try:
+                journal.append(result)
+                return
+            except OSError as error:
+                if not is_about_storage(error):
+                    raise
+                logger.warning("a result of %s waits for the disk: %s", self._row, error)
+            await asyncio.sleep(STORAGE_PAUSE_S)
+
+    def _note_expired(self) -> None:
+        """A line in the error file for each request that didn't get its turn."""
+        error = {
+            "code": "batch_expired",
+            "message": "This request could not be executed before the completion window expired.",
+        }
+        for line in self._lines:
+            if not self._done(line):
+                self._errors.append(
+                    {
+                        "id": new_id("batch_req"),
+                        "custom_id": line.custom_id,
+                        "response": None,
+                        "error": error,
+                    }
+                )
+
+
+def _number(value: Any) -> int:
+    """A priority as far as it's one; what is none is the endpoint's to refuse."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _first(stops: BaseExceptionGroup[Stop]) -> Stop:
+    found = stops.exceptions[0]
+    return found if isinstance(found, Stop) else _first(found)

@@ -1,0 +1,116 @@
+"""`/v1/batches`: create, list, retrieve, cancel."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from common.db import in_db_thread
+from inference.api.batches.dispatch import check_endpoint
+from inference.schemas.base import BatchRequest
+from inference.serving.respond import usage_object
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import as_list, paging
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
+from inference.work import enqueue
+from storage.access import MESSAGES, Batch, access_batch, access_batches, page
+from storage.actions import cancel_batch, create_batch
+
+_encode = msgspec.json.Encoder().encode
+#: Moments that the object shows under their column's name.
+MOMENTS = (
+    "created_at",
+    "in_progress_at",
+    "expires_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+
+def batch_object(row: Batch) -> dict[str, Any]:
+    """OpenAI's `batch` object."""
+    body: dict[str, Any] = {
+        "id": row.public_id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "errors": {"object": "list", "data": row.errors} if row.errors else None,
+        "input_file_id": row.input_file_id,
+        "completion_window": row.completion_window,
+        "status": row.status,
+        "output_file_id": row.output_file.public_id if row.output_file else None,
+        "error_file_id": row.error_file.public_id if row.error_file else None,
+        "request_counts": {
+            "total": row.total,
+            "completed": row.completed,
+            "failed": row.failed,
+        },
+        "metadata": row.metadata,
+    }
+    for name in MOMENTS:
+        moment: datetime | None = getattr(row, name)
+        body[name] = int(moment.timestamp()) if moment else None
+    if row.usage:
+        body["usage"] = usage_object(row.usage)
+    return body
+
+
+class BatchesView(GatewayView):
+    """Create a batch, list batches."""
+
+    call_cost = LIST_COST
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """A new batch; a worker checks its file and runs it."""
+        wanted = BatchRequest.model_validate(self.read_json(request))
+        check_endpoint(wanted.endpoint)
+        expires = wanted.output_expires_after
+        row = await in_db_thread(
+            create_batch,
+            caller=request.caller,
+            input_file_id=wanted.input_file_id,
+            endpoint=wanted.endpoint,
+            completion_window=wanted.completion_window,
+            window_s=wanted.window_s,
+            metadata=wanted.metadata or {},
+            output_lifetime_s=expires.seconds if expires else None,
+        )
+        await enqueue("batch", row.public_id)
+        return json_response(_encode(batch_object(row)))
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The tenant's batches, newest first."""
+        asked = paging(request, default=20, most=100, orders=("desc",))
+
+        def listed() -> bytes:
+            # Batches of messages have a list of their own.
+            rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
+            found, more = page(rows, limit=asked.limit, after=asked.after)
+            return _encode(as_list(found, more, batch_object))
+
+        return json_response(await in_report_thread(request.caller, listed))
+
+
+class BatchView(GatewayView):
+    """One batch."""
+
+    async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """A batch's progress."""
+        row = await in_db_thread(access_batch, request.caller, batch_id)
+        return json_response(_encode(batch_object(row)))
+
+
+class BatchCancelView(GatewayView):
+    """The end of a batch."""
+
+    async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
+        """Stop it: what is done is in its files."""
+        row = await in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
+        await enqueue("batch", row.public_id)
+        return json_response(_encode(batch_object(row)))

@@ -1,0 +1,330 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict
+
+from common.db import in_db_thread
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.api.chat_output import ChatAnswer, ChatStreamWriter
+from inference.chat.turn import ChatTurn, TurnDelta
+from inference.errors import UnsupportedField, as_quire_error
+from inference.schemas.base import Metadata, in_words_of
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import (
+    StreamWriter,
+    add_headers,
+    check_room,
+    collect,
+    kept_events,
+    parse,
+    parse_beside,
+    report_load,
+    respond,
+)
+from inference.settings import gateway_settings
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import JSON_OR_EVENTS, EventStreamResponse, as_list, item_page, paging
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
+from storage.access import StoredCompletion, access_completion, access_completions, page
+from storage.actions import delete_completion, store_completion, update_completion
+from tenants.authentication import Caller
+
+# -- `POST /v1/chat/completions/batch`: several conversations in one request, one choice each.
+
+
+#: What would need more than one choice, or a stream, for a conversation; with what changes nothing.
+_NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "store": (False,),
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatBatchView(GatewayView):
+    """Answers a list of conversations with the same settings."""
+
+    generates = True
+    comes_into_queue = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One `chat.completion`, whose choices are in the order of the conversations."""
+        chats = _conversations(self.read_json(request))
+        ignored = chats[0].ignored_fields()
+        turn = await ChatTurn.start_batch(chats, caller=request.caller, received=request.received)
+        ignored += turn.options.unfollowed
+        answer = ChatAnswer(turn)
+        try:
+            await collect(turn, answer.take)
+        except BaseException:
+            turn.release()
+            raise
+        response = json_response(_encode(answer.body()))
+        add_headers(response, turn, ignored)
+        return response
+
+
+def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
+    """A request a conversation.
+
+    Raises:
+        InvalidRequest, pydantic.ValidationError: with the name of the field.
+    """
+    for name, harmless in _NOT_IN_BATCHES.items():
+        value = body.get(name)
+        if value is not None and value not in harmless:
+            raise UnsupportedField(f"'{name}' is not supported in a batch.", param=name)
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest(
+            "messages must be a list of at least one conversation.", param="messages"
+        )
+    limit = gateway_settings().max_prompts
+    if len(messages) > limit:
+        raise InvalidRequest(
+            f"messages holds {len(messages)} conversations; at most {limit} may be sent at once.",
+            param="messages",
+        )
+    for number, conversation in enumerate(messages):
+        if not isinstance(conversation, list):
+            raise InvalidRequest(
+                f"messages[{number}] must be a conversation: a list of messages.",
+                param=f"messages[{number}]",
+            )
+    return [_conversation(body, number, messages[number]) for number in range(len(messages))]
+
+
+def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> ChatRequest:
+    try:
+        return parse(ChatRequest, {**body, "messages": messages})
+    except ValueError as error:  # pydantic's
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_words_of(told, {"messages": f"messages[{number}]"}) from None
+        raise
+
+
+# -- Chat completions that are kept (`store`): as they are made.
+
+
+class _KeepingWriter(StreamWriter[TurnDelta]):
+    """Writes the chunks and collects the whole answer beside them."""
+
+    def __init__(self, turn: ChatTurn) -> None:
+        self._writer, self._answer = ChatStreamWriter(turn), ChatAnswer(turn)
+        self.final: dict[str, Any] | None = None
+
+    def begin(self) -> bytes:
+        return self._writer.begin()
+
+    def write(self, news: Iterable[TurnDelta]) -> bytes:
+        news = list(news)
+        for delta in news:  # first: the other one takes deltas apart
+            self._answer.take(delta)
+        return self._writer.write(news)
+
+    def end(self) -> bytes:
+        self.final = self._answer.body()
+        return self._writer.end()
+
+    def error(self, error: QuireError) -> bytes:
+        return self._writer.error(error)
+
+
+async def respond_and_keep(
+    turn: ChatTurn, chat: ChatRequest, ignored: list[str], caller: Caller
+) -> HttpResponseBase:
+    """`respond` for a completion that is kept. Raises what that raises."""
+    response: HttpResponseBase
+
+    async def keep(body: dict[str, Any]) -> None:
+        await _keep(caller, chat, body)
+
+    try:
+        if turn.job.stream:
+            writer = _KeepingWriter(turn)
+            first = await turn.next(gateway_settings().stream_start_wait_s)
+            events = kept_events(turn, writer, first, writer, keep)
+            response = EventStreamResponse(events, turn.release)
+        else:
+            answer = ChatAnswer(turn)
+            await collect(turn, answer.take)
+            body = answer.body()
+            await keep(body)
+            response = json_response(_encode(body))
+    except BaseException:
+        turn.release()
+        raise
+    add_headers(response, turn, ignored)
+    return response
+
+
+async def _keep(caller: Caller, chat: ChatRequest, body: dict[str, Any]) -> None:
+    def store() -> None:
+        store_completion(
+            caller=caller,
+            public_id=body["id"],
+            model=body["model"],
+            messages=kept_messages(body["id"], chat.raw_messages),
+            metadata=dict(chat.metadata or {}),
+            body=body,
+        )
+
+    await in_db_thread(store)
+
+
+def kept_messages(completion_id: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they are listed later: each with an id, and with parts apart from text."""
+    kept = []
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else None
+        kept.append(
+            {
+                **message,
+                "id": f"{completion_id}-{place}",
+                "content": None if parts is not None else content,
+                "content_parts": parts,
+            }
+        )
+    return kept
+
+
+class ChatCompletionsView(GatewayView):
+    """Continues a chat, in one answer or as a stream."""
+
+    generates = True
+    comes_into_queue = refused_early = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One chat completion."""
+        chat = await parse_beside(ChatRequest, self.read_json(request))
+        ignored = chat.ignored_fields()
+        if chat.store:
+            await check_room(request.caller)
+        turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
+        ignored += turn.options.unfollowed
+        if chat.store:
+            response = await respond_and_keep(turn, chat, ignored, request.caller)
+        else:
+            response = await respond(
+                turn,
+                ignored,
+                writer=lambda: ChatStreamWriter(turn),
+                answer=lambda: ChatAnswer(turn),
+            )
+        await report_load(request, response, turn.job.served.base)
+        return response
+
+
+# -- `/v1/chat/completions/{id}` and the list of them: completions that were made with `store`.
+
+
+_PAIR = re.compile(r"metadata\[(.{1,64})\]")
+MAX_PAIRS = 16
+
+
+def completion_object(row: StoredCompletion) -> dict[str, Any]:
+    """OpenAI's `chat.completion` with its metadata as they are now."""
+    return {**row.body, "metadata": row.metadata}
+
+
+class CompletionChange(BaseModel):
+    """What may be changed of a stored completion."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    metadata: Metadata | None
+
+
+class StoredCompletionsView(ChatCompletionsView):
+    """Make a chat completion, list those that are kept."""
+
+    call_cost = LIST_COST
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
+        asked = paging(request, default=20, most=100, orders=("asc", "desc"))
+        wanted = _wanted(request)
+
+        def listed() -> bytes:
+            rows = access_completions(request.caller, request.GET.get("model"), wanted)
+            found, more = page(
+                rows.defer("messages"),
+                limit=asked.limit,
+                after=asked.after,
+                newest_first=asked.newest_first,
+                matches=_having(wanted),
+            )
+            return _encode(as_list(found, more, completion_object))
+
+        return json_response(await in_report_thread(request.caller, listed))
+
+
+def _having(metadata: dict[str, str]) -> Callable[[StoredCompletion], bool] | None:
+    if not metadata:
+        return None
+    return lambda row: metadata.items() <= row.metadata.items()
+
+
+def _wanted(request: GatewayRequest) -> dict[str, str]:
+    """`?metadata[key]=value` as pairs. Raises `InvalidRequest`."""
+    pairs = {
+        match[1]: str(value)
+        for name, value in request.GET.items()
+        if (match := _PAIR.fullmatch(name))
+    }
+    if len(pairs) > MAX_PAIRS:
+        raise InvalidRequest(f"metadata may hold at most {MAX_PAIRS} pairs.", param="metadata")
+    return pairs
+
+
+class StoredCompletionView(GatewayView):
+    """One stored completion."""
+
+    async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
+        """As it was answered."""
+        row = await in_db_thread(access_completion, request.caller, completion_id)
+        return json_response(_encode(completion_object(row)))
+
+    async def post(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
+        """Change its metadata."""
+        change = CompletionChange.model_validate(self.read_json(request))
+        row = await in_db_thread(
+            update_completion,
+            caller=request.caller,
+            public_id=completion_id,
+            metadata=dict(change.metadata or {}),
+        )
+        return json_response(_encode(completion_object(row)))
+
+    async def delete(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
+        """Forget it."""
+        await in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
+        gone = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+        return json_response(_encode(gone))
+
+
+class CompletionMessagesView(GatewayView):
+    """What a stored completion was the answer to."""
+
+    async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
+        """Its messages, the first one first."""
+        asked = paging(request, default=20, most=100, orders=("asc", "desc"))
+        row = await in_db_thread(access_completion, request.caller, completion_id)
+        return json_response(_encode(item_page(row.messages, asked)))

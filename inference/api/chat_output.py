@@ -1,0 +1,260 @@
+"""A chat completion as a stream of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference.chat.turn import ChatTurn, TurnDelta, message_of
+from inference.generation.logprobs import best_outputs, chat_logprobs, prompt_logprobs
+from inference.generation.output import TokenEntry
+from inference.generation.record import answer_metrics
+from inference.parsers.state_machine import Part
+from inference.serving.respond import DONE, StreamWriter
+from inference.serving.stream import ChunkEncoder
+
+# -- A chat completion in one body.
+
+
+#: Fields of a message that are always there, as vLLM has them: clients read them unasked.
+NO_MORE: dict[str, Any] = {
+    "refusal": None,
+    "annotations": None,
+    "audio": None,
+    "function_call": None,
+    "tool_calls": [],
+    "reasoning": None,
+    "reasoning_content": None,
+}
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output, collected."""
+
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatAnswer:
+    """Collects deltas; `body` is OpenAI's object."""
+
+    def __init__(self, turn: ChatTurn) -> None:
+        self._turn, self._options = turn, turn.options
+        self._outputs = [[_Output() for _ in outputs] for outputs in turn.generation.outputs]
+        self._prompt_logprobs: dict[int, Any] = {}
+
+    def take(self, delta: TurnDelta) -> None:
+        """Add what is new."""
+        increment = delta.increment
+        output = self._outputs[increment.number][delta.index]
+        output.parts += delta.parts
+        output.token_ids += increment.token_ids
+        output.entries += increment.entries
+        output.finish_reason, output.stop_reason = delta.finish_reason, increment.stop_reason
+        if increment.prompt_logprobs is not None:
+            self._prompt_logprobs[increment.number] = increment.prompt_logprobs
+
+    def body(self) -> dict[str, Any]:
+        """The `chat.completion` object."""
+        generation, job = self._turn.generation, self._turn.job
+        body: dict[str, Any] = {
+            "id": job.request_id,
+            "object": "chat.completion",
+            "created": int(job.started_at),
+            "model": job.served.name,
+            "choices": self._choices(),
+            "usage": generation.usage.as_openai(),
+            "service_tier": self._options.service_tier,
+            "system_fingerprint": job.served.fingerprint,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "kv_transfer_params": None,
+        }
+        body |= answer_metrics(generation.flights)
+        if self._options.metadata is not None:
+            body["metadata"] = self._options.metadata
+        if job.sampling.prompt_logprobs is not None:
+            scores = self._prompt_logprobs.get(0)
+            body["prompt_logprobs"] = prompt_logprobs(scores, self._options.names)
+        if self._options.return_token_ids:
+            body["prompt_token_ids"] = job.prompts[0]
+        return body
+
+    def _choices(self) -> list[dict[str, Any]]:
+        """Of each conversation in turn (of a batch; elsewhere there is one)."""
+        chosen = [
+            self._outputs[number][index]
+            for number, outputs in enumerate(self._turn.generation.outputs)
+            for index in best_outputs(outputs, self._options.n)
+        ]
+        return [self._choice(place, output) for place, output in enumerate(chosen)]
+
+    def _choice(self, index: int, output: _Output) -> dict[str, Any]:
+        options = self._options
+        message = {"role": options.role, **NO_MORE, **message_of(output.parts)}
+        if options.echo:
+            message["content"] = options.echo + (message["content"] or "")
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+            "token_ids": None,
+        }
+        if options.top_logprobs is not None:
+            content = chat_logprobs(
+                output.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+            )
+            choice["logprobs"] = {"content": content, "refusal": None}
+        if options.return_token_ids:
+            choice["token_ids"] = output.token_ids
+        return choice
+
+
+_PLACE = '"\\u0000text"'
+_TEXT_MARK = "\0text"
+#: What of a call grows, by the kind of its parts.
+_GROWS = {"arguments": ("function", "arguments"), "input": ("custom", "input")}
+
+
+class ChatStreamWriter(StreamWriter[TurnDelta]):
+    """OpenAI's `chat.completion.chunk`s: role, text, finish reason, usage, `[DONE]`."""
+
+    def __init__(self, turn: ChatTurn) -> None:
+        job, self._options = turn.job, turn.options
+        self._turn, options = turn, turn.options
+        head = {
+            "id": job.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(job.started_at),
+            "model": job.served.name,
+            "service_tier": turn.options.service_tier,
+            "system_fingerprint": job.served.fingerprint,
+        }
+        self._chunks = ChunkEncoder(
+            head,
+            turn.generation,
+            usage=options.include_usage,
+            continuous=options.continuous_usage,
+        )
+        # Nothing but text: the chunk is put together from pieces that are encoded already.
+        self._plain = options.parsers.plain and not (
+            options.return_token_ids or options.top_logprobs is not None
+        )
+
+    def begin(self) -> bytes:
+        """A chunk with the role for each choice, and one with the echoed message."""
+        out = b""
+        for index in range(self._options.n):
+            first = self._opening(index, {"role": self._options.role, "content": ""})
+            shown = self._turn.job.prompts[0] if self._options.return_token_ids else None
+            out += self._chunks.first(first, shown)
+            if self._options.echo:
+                out += self._chunks.first(self._opening(index, {"content": self._options.echo}))
+        return out
+
+    def write(self, news: Iterable[TurnDelta]) -> bytes:
+        """Chunks for what is new."""
+        return b"".join(map(self._write, news))
+
+    def _write(self, delta: TurnDelta) -> bytes:
+        increment = delta.increment
+        if self._plain and delta.finish_reason is None:
+            return self._text(delta.index, increment.text)
+        fields = message_delta(delta.parts)
+        if not fields and self._shows_tokens(delta):
+            fields = {"content": ""}
+        if delta.finish_reason is None:
+            return self._chunks.choice(self._full(delta, fields)) if fields else b""
+        out = b""
+        if fields:
+            out += self._chunks.choice(self._full(delta, fields))
+            increment.entries, increment.token_ids = [], []
+        last = self._full(delta, {})
+        last["finish_reason"] = delta.finish_reason
+        last["stop_reason"] = increment.stop_reason
+        return out + self._chunks.choice(last)
+
+    def _text(self, index: int, text: str) -> bytes:
+        return self._chunks.text(index, text, self._text_choice, _PLACE)
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return self._choice(index, {"content": _TEXT_MARK})
+
+    def _choice(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": fields,
+            "logprobs": None,
+            "finish_reason": None,
+            "token_ids": None,
+        }
+
+    def _opening(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
+        """A choice before any token: who collects token ids finds none, not even null."""
+        choice = self._choice(index, fields)
+        del choice["token_ids"]
+        return choice
+
+    def _full(self, delta: TurnDelta, fields: dict[str, Any]) -> dict[str, Any]:
+        """A choice with the delta's tokens as far as they are asked for."""
+        options, increment = self._options, delta.increment
+        choice = self._choice(delta.index, fields)
+        if options.top_logprobs is not None and increment.entries:
+            content = chat_logprobs(
+                increment.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+            )
+            choice["logprobs"] = {"content": content, "refusal": None}
+        if options.return_token_ids:
+            choice["token_ids"] = increment.token_ids
+        return choice
+
+    def _shows_tokens(self, delta: TurnDelta) -> bool:
+        """Whether tokens have to be written although they made no text."""
+        options, increment = self._options, delta.increment
+        return bool(
+            (options.top_logprobs is not None and increment.entries)
+            or (options.return_token_ids and increment.token_ids)
+        )
+
+    def end(self) -> bytes:
+        """The usage when asked for, and the end mark."""
+        return self._chunks.final_usage() + DONE
+
+
+def message_delta(parts: Iterable[Part]) -> dict[str, Any]:
+    """Parts as a chunk's `delta`: what clients append to the fields that they have."""
+    fields: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if part.kind == "content":
+            fields["content"] = fields.get("content", "") + part.text
+        elif part.kind == "reasoning":
+            fields["reasoning"] = fields["reasoning_content"] = (
+                fields.get("reasoning", "") + part.text
+            )
+        elif part.kind == "call":
+            function = {"name": part.text, "arguments": ""}
+            call = {"index": part.call, "id": part.id, "type": "function", "function": function}
+            calls[part.call] = call
+        elif part.kind == "custom":
+            custom = {"name": part.text, "input": ""}
+            calls[part.call] = {
+                "index": part.call,
+                "id": part.id,
+                "type": "custom",
+                "custom": custom,
+            }
+        else:
+            field, name = _GROWS[part.kind]
+            more = {"index": part.call, field: {name: ""}}
+            calls.setdefault(part.call, more)[field][name] += part.text
+    if calls:
+        fields["tool_calls"] = list(calls.values())
+    return fields

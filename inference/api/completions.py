@@ -1,0 +1,385 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import PromptEmbeds, TokenLogprobs
+from engine.contract.sampling_params import SamplingParams, check_context
+from inference.errors import UnsupportedField, renamed
+from inference.generation.generation import Generation
+from inference.generation.logprobs import (
+    TokenNames,
+    best_outputs,
+    completion_logprobs,
+    echo_logprobs,
+    joined,
+    prompt_logprobs,
+)
+from inference.generation.model_resolution import find_served
+from inference.generation.output import Collected, Increment
+from inference.generation.record import answer_metrics
+from inference.loop.offload import beside
+from inference.rendering.prompt_embeds import read_embeds
+from inference.rendering.prompts import (
+    checked_token_ids,
+    infill_token_ids,
+    text_token_ids,
+    truncated,
+)
+from inference.request.context import new_id
+from inference.request.job import Job, Served
+from inference.schemas.completions import CompletionRequest
+from inference.schemas.sampling import Constraint
+from inference.serving.respond import DONE, StreamWriter, parse_beside, report_load, respond
+from inference.serving.stream import ChunkEncoder
+from inference.web.responses import JSON_OR_EVENTS
+from inference.web.views import GatewayRequest, GatewayView
+
+# -- What of a completion request shapes its answer, in one place for both forms.
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Attributes:
+    n: outputs to return for each prompt.
+    echoes: [num_prompts] the prompts as texts, or [] without `echo`.
+    logprobs: alternatives a token, None for no log probabilities.
+    service_tier, metadata: to be shown with the answer.
+    shows_output: False when only the prompt was to be scored.
+    echoes_ids: the prompts came as token ids: special ones are part of the echo.
+    """
+
+    n: int
+    echoes: list[str]
+    logprobs: int | None
+    names: TokenNames
+    shows_output: bool
+    return_token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+    shows_prompt_logprobs: bool
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    echoes_ids: bool = False
+
+    @classmethod
+    def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
+        """The options of a checked request."""
+        echoes = []
+        given_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
+        if completion.echo:
+            tokenizer = job.served.tokenizer
+            for prompt, token_ids in zip(completion.prompts, job.prompts, strict=True):
+                whole = not given_ids and completion.truncate_prompt_tokens is None
+                echo = str(prompt) if whole else tokenizer.decode(token_ids, not given_ids)
+                echoes.append(echo)
+        return cls(
+            n=completion.n or 1,
+            echoes=echoes,
+            logprobs=completion.logprobs,
+            names=TokenNames(job.served.tokenizer, as_ids=completion.tokens_as_ids),
+            shows_output=not completion.scores_prompt_only,
+            return_token_ids=bool(completion.return_token_ids),
+            include_usage=completion.include_usage,
+            continuous_usage=completion.continuous_usage,
+            shows_prompt_logprobs=completion.prompt_logprobs is not None,
+            service_tier=completion.tier(job.caller.max_priority)[1],
+            metadata=completion.metadata,
+            echoes_ids=given_ids,
+        )
+
+    def echo(self, number: int) -> str:
+        """What stands before the outputs of a prompt."""
+        return self.echoes[number] if self.echoes else ""
+
+    def echo_logprobs(
+        self, prompt: list[int], scores: list[TokenLogprobs | None] | None
+    ) -> dict[str, Any] | None:
+        """The echoed prompt's log probabilities, when both are asked for."""
+        if not self.echoes or self.logprobs is None or scores is None:
+            return None
+        return echo_logprobs(prompt, scores, self.names, shows_special=self.echoes_ids)
+
+
+# -- A completion in one body.
+
+
+class CompletionAnswer:
+    """Collects increments; `body` is OpenAI's object. Choices are in the order of the prompts."""
+
+    def __init__(self, generation: Generation, options: CompletionOptions) -> None:
+        self._generation, self._options = generation, options
+        self._outputs = [[Collected() for _ in outputs] for outputs in generation.outputs]
+        self._scores: dict[int, list[TokenLogprobs | None]] = {}
+
+    def take(self, increment: Increment) -> None:
+        """Add what is new."""
+        self._outputs[increment.number][increment.index].take(increment)
+        if increment.prompt_logprobs is not None:
+            self._scores[increment.number] = increment.prompt_logprobs
+
+    def body(self) -> dict[str, Any]:
+        """The `text_completion` object."""
+        generation, job = self._generation, self._generation.job
+        choices: list[dict[str, Any]] = []
+        for number, outputs in enumerate(self._outputs):
+            for index in best_outputs(generation.outputs[number], self._options.n):
+                choices.append(self._choice(len(choices), number, outputs[index]))
+        usage = generation.usage
+        if not self._options.shows_output:
+            usage.completion_tokens = 0
+        body: dict[str, Any] = {
+            "id": job.request_id,
+            "object": "text_completion",
+            "created": int(job.started_at),
+            "model": job.served.name,
+            "choices": choices,
+            "usage": usage.as_openai(),
+            "service_tier": self._options.service_tier,
+            "system_fingerprint": job.served.fingerprint,
+            "kv_transfer_params": None,
+        }
+        body |= answer_metrics(generation.flights)
+        if self._options.metadata is not None:
+            body["metadata"] = self._options.metadata
+        return body
+
+    def _choice(self, place: int, number: int, output: Collected) -> dict[str, Any]:
+        options, prompt = self._options, self._generation.job.known_prompt(number)
+        echo, shown = options.echo(number), options.shows_output
+        scores = self._scores.get(number)
+        choice: dict[str, Any] = {
+            "index": place,
+            "text": echo + (output.text if shown else ""),
+            "logprobs": None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason if shown else None,
+            "token_ids": None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+        }
+        if options.logprobs is not None:
+            own = completion_logprobs(output.entries if shown else [], options.names, len(echo))
+            choice["logprobs"] = joined(options.echo_logprobs(prompt, scores), own)
+        if options.shows_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(scores, options.names)
+        if options.return_token_ids:
+            choice["token_ids"] = output.token_ids if shown else []
+            choice["prompt_token_ids"] = prompt or None
+        return choice
+
+
+# -- A completion as a stream of chunks.
+
+
+_PLACE = '"\\u0000text"'
+_TEXT_MARK = "\0text"
+
+
+class CompletionStreamWriter(StreamWriter[Increment]):
+    """OpenAI's streamed `text_completion`s. A choice's echo comes with its first text."""
+
+    def __init__(self, generation: Generation, options: CompletionOptions) -> None:
+        job = generation.job
+        self._generation, self._options = generation, options
+        head = {
+            "id": job.request_id,
+            "object": "text_completion",
+            "created": int(job.started_at),
+            "model": job.served.name,
+            "system_fingerprint": job.served.fingerprint,
+        }
+        self._chunks = ChunkEncoder(
+            head,
+            generation,
+            usage=options.include_usage,
+            continuous=options.continuous_usage,
+        )
+        self._begun: set[int] = set()
+        self._plain = (
+            options.logprobs is None and not options.return_token_ids and options.shows_output
+        )
+
+    def write(self, increments: Iterable[Increment]) -> bytes:
+        """Chunks for what is new."""
+        return b"".join(map(self._write, increments))
+
+    def _write(self, increment: Increment) -> bytes:
+        options = self._options
+        index = increment.number * options.n + increment.index
+        first = index not in self._begun
+        self._begun.add(index)
+        text = increment.text if options.shows_output else ""
+        if first:
+            text = options.echo(increment.number) + text
+        if self._plain and increment.finish_reason is None:
+            return self._chunks.text(index, text, self._text_choice, _PLACE) if text else b""
+        choice = self._choice(index, text)
+        choice["finish_reason"] = increment.finish_reason
+        if options.shows_output:
+            choice["stop_reason"] = increment.stop_reason
+        self._add_tokens(choice, increment, first)
+        return self._chunks.choice(choice)
+
+    def _choice(self, index: int, text: str) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+            "token_ids": None,
+            "prompt_token_ids": None,
+        }
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return self._choice(index, _TEXT_MARK)
+
+    def _add_tokens(self, choice: dict[str, Any], increment: Increment, first: bool) -> None:
+        """Log probabilities and token ids, as far as they are asked for."""
+        options = self._options
+        prompt = self._generation.job.known_prompt(increment.number)
+        entries = increment.entries if options.shows_output else []
+        if options.logprobs is not None:
+            start = len(options.echo(increment.number))
+            own = completion_logprobs(entries, options.names, start)
+            echo = options.echo_logprobs(prompt, increment.prompt_logprobs) if first else None
+            choice["logprobs"] = joined(echo, own)
+        if options.return_token_ids:
+            choice["token_ids"] = increment.token_ids if options.shows_output else []
+            if first:
+                choice["prompt_token_ids"] = prompt or None
+
+    def end(self) -> bytes:
+        """The usage when asked for, and the end mark."""
+        return self._chunks.final_usage() + DONE
+
+
+class CompletionsView(GatewayView):
+    """Completes prompts, in one answer or as a stream."""
+
+    generates = True
+    comes_into_queue = refused_early = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One completion request, of one or many prompts."""
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        ignored = completion.ignored_fields()
+        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
+        served.check_queue(
+            request.caller,
+            completion.tier(request.caller.max_priority)[0],
+            stream=completion.stream,
+        )
+        job = await completion_job(request, completion, served)
+        options = CompletionOptions.of(completion, job)
+        generation = await Generation.start(job)
+        response = await respond(
+            generation,
+            ignored,
+            writer=lambda: CompletionStreamWriter(generation, options),
+            answer=lambda: CompletionAnswer(generation, options),
+        )
+        await report_load(request, response, served.base)
+        return response
+
+
+async def completion_job(
+    request: GatewayRequest, completion: CompletionRequest, served: Served
+) -> Job:
+    """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
+    try:
+        constraint, sampling = await beside(_form, completion, served)
+        if completion.echo and completion.logprobs is not None:
+            sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
+        embeds = await beside(_embeds, completion, served)
+        prompts = [[0] * each.rows for each in embeds]
+        if completion.prompts:
+            limit = sampling.prompt_limit(served.info.max_model_len)
+            prompts += await _token_ids(completion, served, limit)
+        job = Job(
+            request_id=new_id("cmpl"),
+            endpoint="completions",
+            caller=request.caller,
+            served=served,
+            prompts=prompts,
+            embeds=[*embeds, *([None] * (len(prompts) - len(embeds)))] if embeds else [],
+            sampling=sampling,
+            stream=bool(completion.stream),
+            priority=completion.tier(request.caller.max_priority)[0],
+            cache_salt=completion.cache_salt or "",
+            received=request.received,
+            field_names=constraint.names,
+        )
+        await job.check()
+    except InvalidRequest as error:
+        # `echo` with logprobs asks for the prompt's under the same name.
+        raise renamed(error, {"prompt_logprobs": "logprobs"} if completion.echo else {}) from None
+    return job
+
+
+def _form(completion: CompletionRequest, served: Served) -> tuple[Constraint, SamplingParams]:
+    """What the output must look like, and how it's drawn. Raises `InvalidRequest`."""
+    constraint = completion.constraint()
+    return constraint, completion.sampling_params(
+        served.info.default_sampling,
+        max_tokens=completion.output_limit,
+        logprobs=completion.logprobs,
+        structured_outputs=constraint.params,
+    )
+
+
+def _embeds(completion: CompletionRequest, served: Served) -> list[PromptEmbeds]:
+    """Prompts that came as vectors. Raises `InvalidRequest`."""
+    size = served.info.prompt_embeds_size
+    if completion.embeds and not size:
+        raise UnsupportedField(
+            "prompt_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
+            param="prompt_embeds",
+        )
+    found: list[PromptEmbeds] = []
+    for text in completion.embeds:
+        found.append(read_embeds(text, size))
+        check_context(found[-1].rows, None, served.info.max_model_len)
+    return found
+
+
+async def _token_ids(
+    completion: CompletionRequest, served: Served, limit: int | None
+) -> list[list[int]]:
+    """Of each prompt; with a limit, as many of its tokens as that."""
+    prompts, side = completion.prompts, completion.truncation_side
+    special = completion.add_special_tokens is not False
+    if completion.suffix:
+        return await infill_token_ids(
+            served.tokenizer,
+            served.info,
+            [str(prompt) for prompt in prompts],
+            completion.suffix,
+            add_special_tokens=special,
+        )
+    if isinstance(prompts[0], str):
+        texts = await text_token_ids(
+            served.tokenizer,
+            served.info,
+            [str(prompt) for prompt in prompts],
+            add_special_tokens=special,
+            most=served.info.max_model_len if limit is None else None,
+        )
+        return [truncated(token_ids, limit, side) for token_ids in texts]
+
+    def checked() -> list[list[int]]:
+        given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
+        return [
+            checked_token_ids(truncated(ids, limit, side), served.info, served.vocab_size)
+            for ids in given
+        ]
+
+    return await beside(checked)

@@ -1,0 +1,191 @@
+"""`/v1/conversations` and its items."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.db import in_db_thread
+from engine.contract.errors import InvalidRequest
+from inference.api.responses.conversion import Messages, kept_items
+from inference.api.responses.schemas import InputItem
+from inference.loop.offload import beside
+from inference.schemas.base import BatchMetadata
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import as_list, paging
+from inference.web.views import GatewayRequest, GatewayView, json_response
+from storage.access import (
+    ConversationItem,
+    ItemConversation,
+    access_item,
+    access_item_conversation,
+    access_item_page,
+)
+from storage.actions import (
+    add_items,
+    create_item_conversation,
+    delete_item,
+    delete_item_conversation,
+    update_item_conversation,
+)
+
+# -- Bodies of `/v1/conversations`.
+
+
+#: Items of one request, as OpenAI has it.
+MAX_ITEMS = 20
+
+Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
+
+
+class NewConversation(BaseModel):
+    """A conversation, with its first items."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    items: Items | None = None
+    metadata: BatchMetadata | None = None
+
+
+class ConversationChange(BaseModel):
+    """What of a conversation can be changed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    metadata: BatchMetadata | None
+
+
+class NewItems(BaseModel):
+    """Items to add."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    items: Annotated[Items, Field(min_length=1)]
+
+
+def checked_items(items: list[InputItem] | None) -> list[dict[str, Any]]:
+    """Items as they are kept. Raises `InvalidRequest` for those that no model could read."""
+    found = [item.model_dump(exclude_unset=True) for item in items or ()]
+    try:
+        Messages().add_all(item for item in found if item.get("type") != "compaction")
+    except InvalidRequest as error:
+        if error.param is not None and error.param.startswith("input["):
+            error.rename("items" + error.param.removeprefix("input"))
+        raise
+    return kept_items(found)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def conversation_object(row: ItemConversation) -> dict[str, Any]:
+    """OpenAI's `conversation`."""
+    return {
+        "id": row.public_id,
+        "object": "conversation",
+        "created_at": int(row.created_at.timestamp()),
+        "metadata": row.metadata,
+    }
+
+
+def _item(row: ConversationItem) -> dict[str, Any]:
+    item: dict[str, Any] = row.item
+    return item
+
+
+class ConversationsView(GatewayView):
+    """Begin a conversation."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """A new one."""
+        body = self.read_json(request) if request.body else {}
+        wanted = await beside(NewConversation.model_validate, body)
+        row = await in_db_thread(
+            create_item_conversation,
+            caller=request.caller,
+            metadata=wanted.metadata or {},
+            items=await beside(checked_items, wanted.items),
+        )
+        return json_response(_encode(conversation_object(row)))
+
+
+class ConversationView(GatewayView):
+    """One conversation."""
+
+    async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
+        """What it is; its items are listed apart."""
+        row = await in_db_thread(access_item_conversation, request.caller, conversation_id)
+        return json_response(_encode(conversation_object(row)))
+
+    async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
+        """Change its metadata."""
+        change = ConversationChange.model_validate(self.read_json(request))
+        row = await in_db_thread(
+            update_item_conversation,
+            caller=request.caller,
+            public_id=conversation_id,
+            metadata=change.metadata or {},
+        )
+        return json_response(_encode(conversation_object(row)))
+
+    async def delete(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
+        """Forget it and its items."""
+        await in_db_thread(
+            delete_item_conversation, caller=request.caller, public_id=conversation_id
+        )
+        gone = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+        return json_response(_encode(gone))
+
+
+class ConversationItemsView(GatewayView):
+    """A conversation's items."""
+
+    async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
+        """A page of them, the last one first."""
+        asked = paging(request, default=20, most=100)
+
+        def listed() -> bytes:
+            rows, more = access_item_page(
+                request.caller,
+                conversation_id,
+                limit=asked.limit,
+                after=asked.after,
+                newest_first=asked.newest_first,
+            )
+            return _encode(as_list(rows, more, _item))
+
+        return json_response(await in_report_thread(request.caller, listed))
+
+    async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
+        """Add some at the end."""
+        wanted = await beside(NewItems.model_validate, self.read_json(request))
+        rows = await in_db_thread(
+            add_items,
+            caller=request.caller,
+            public_id=conversation_id,
+            items=await beside(checked_items, wanted.items),
+        )
+        return json_response(_encode(as_list(rows, False, _item)))
+
+
+class ConversationItemView(GatewayView):
+    """One item."""
+
+    async def get(
+        self, request: GatewayRequest, conversation_id: str, item_id: str
+    ) -> HttpResponseBase:
+        """As it's kept."""
+        row = await in_db_thread(access_item, request.caller, conversation_id, item_id)
+        return json_response(_encode(_item(row)))
+
+    async def delete(
+        self, request: GatewayRequest, conversation_id: str, item_id: str
+    ) -> HttpResponseBase:
+        """Forget it."""
+        row = await in_db_thread(
+            delete_item, caller=request.caller, conversation_id=conversation_id, item_id=item_id
+        )
+        return json_response(_encode(conversation_object(row)))

@@ -1,0 +1,229 @@
+"""`/v1/files`: upload, list, retrieve, content, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpRequest, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
+from django.utils.http import content_disposition_header
+
+from common.db import in_db_thread, in_file_thread
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from inference.errors import PayloadTooLarge, UnsupportedMediaType
+from inference.settings import gateway_settings
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import (
+    JSON_ONLY,
+    ApplicationBinaryRenderer,
+    BinaryRenderer,
+    Paging,
+    as_list,
+    paging,
+)
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
+from storage.access import StoredFile, access_file, access_files, blob_path, page
+from storage.actions import create_file, delete_file
+from storage.actions.files import lifetime
+from tenants.authentication import Caller
+
+# -- The multipart form of an upload.
+
+
+#: What a file may be for. Others of OpenAI's are refused by name.
+PURPOSES = ("batch",)
+OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
+MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 24 * 3600
+FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+
+
+@dataclass
+class UploadForm:
+    """A checked form. `lifetime_s`: seconds until the file expires, or None."""
+
+    file: UploadedFile
+    purpose: str
+    lifetime_s: int | None
+
+
+@contextmanager
+def upload_form(request: HttpRequest) -> Iterator[UploadForm]:
+    """Parse the body; the file's temporary copy is gone behind the block. Blocks on the disk.
+
+    Raises: `UnsupportedMediaType`, `PayloadTooLarge`, `InvalidRequest` with the field.
+    """
+    if request.content_type != "multipart/form-data":
+        raise UnsupportedMediaType("A file is uploaded as multipart/form-data.")
+    try:
+        fields, files = request.POST, request.FILES
+    except MultiPartParserError as error:
+        raise InvalidRequest(f"The form can't be read: {error}", code="invalid_form") from None
+    try:
+        yield _checked(fields, files)
+    finally:
+        for _, parts in files.lists():
+            for part in parts:
+                part.close()
+
+
+def _checked(fields: Any, files: Any) -> UploadForm:
+    for name in sorted({*fields.keys(), *files.keys()} - FIELDS - {"file"}):
+        raise InvalidRequest(
+            f"Unrecognized request argument supplied: {name[:100]}.",
+            param=name[:100],
+            code="unknown_parameter",
+        )
+    parts = files.getlist("file")
+    if len(parts) != 1:
+        raise InvalidRequest(
+            f"The form must hold one file in the field 'file', got {len(parts)}.", param="file"
+        )
+    size, limit = parts[0].size, gateway_settings().max_file_bytes
+    if not size:
+        raise InvalidRequest("The file is empty.", param="file")
+    if size > limit:
+        raise PayloadTooLarge(f"The file has {size} bytes; the limit is {limit}.", param="file")
+    return UploadForm(parts[0], checked_purpose(fields.get("purpose")), _lifetime(fields))
+
+
+def checked_purpose(given: str | None) -> str:
+    """A file's purpose. Raises `InvalidRequest`."""
+    if given in PURPOSES:
+        return str(given)
+    if given in OTHER_PURPOSES:
+        raise InvalidRequest(f"The purpose {given!r} is not supported.", param="purpose")
+    raise InvalidRequest(
+        "Missing required parameter: 'purpose'."
+        if not given
+        else f"{given[:50]!r} isn't a purpose. Use 'batch'.",
+        param="purpose",
+    )
+
+
+def _lifetime(fields: Any) -> int | None:
+    anchor, text = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and text is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest(
+            "expires_after.anchor must be 'created_at'.", param="expires_after.anchor"
+        )
+    seconds = int(text) if text and text.isascii() and text.isdigit() and len(text) < 12 else 0
+    if not MIN_LIFETIME_S <= seconds <= MAX_LIFETIME_S:
+        raise InvalidRequest(
+            f"expires_after.seconds must be in [{MIN_LIFETIME_S}, {MAX_LIFETIME_S}].",
+            param="expires_after.seconds",
+        )
+    return seconds
+
+
+_encode = msgspec.json.Encoder().encode
+CHUNK = 1 << 18
+#: Of the files that batches write.
+OUTPUT_PURPOSE = "batch_output"
+
+
+def file_object(row: StoredFile) -> dict[str, Any]:
+    """OpenAI's `file` object."""
+    return {
+        "id": row.public_id,
+        "object": "file",
+        "bytes": row.size,
+        "created_at": int(row.created_at.timestamp()),
+        "expires_at": int(row.expires_at.timestamp()) if row.expires_at else None,
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+class FilesView(GatewayView):
+    """Upload a file, list files."""
+
+    call_cost = LIST_COST
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Keep an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
+        row = await in_file_thread(_keep, request)
+        return json_response(_encode(file_object(row)))
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The tenant's files, a page at a time."""
+        asked = paging(request, default=10_000, most=10_000)
+        purpose = request.GET.get("purpose") or None
+        if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
+            raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
+        return json_response(
+            await in_report_thread(request.caller, _listed, request.caller, asked, purpose)
+        )
+
+
+def _keep(request: GatewayRequest) -> StoredFile:
+    with upload_form(request) as form:
+        return create_file(
+            caller=request.caller,
+            filename=form.file.name or "",
+            purpose=form.purpose,
+            size=form.file.size or 0,
+            chunks=form.file.chunks(),
+            expires_at=lifetime(form.lifetime_s),
+        )
+
+
+def _listed(caller: Caller, asked: Paging, purpose: str | None) -> bytes:
+    """The page as JSON, made where it's read: thousands of files would hold up the event loop."""
+    rows = access_files(caller)
+    if purpose:
+        rows = rows.filter(purpose=purpose)
+    found, more = page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
+    return _encode(as_list(found, more, file_object))
+
+
+class FileView(GatewayView):
+    """One file."""
+
+    async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
+        """What it is."""
+        row = await in_db_thread(access_file, request.caller, file_id)
+        return json_response(_encode(file_object(row)))
+
+    async def delete(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
+        """Forget it and its bytes."""
+        await in_db_thread(delete_file, caller=request.caller, public_id=file_id)
+        return json_response(_encode({"id": file_id, "object": "file", "deleted": True}))
+
+
+class FileContentView(GatewayView):
+    """A file's bytes."""
+
+    renderer_classes = (BinaryRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
+
+    async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
+        """The whole file, always as a download: nothing in it can run in a browser."""
+        row = await in_db_thread(access_file, request.caller, file_id)
+        path = blob_path(row.tenant_id, row.public_id)
+        try:
+            file = await asyncio.to_thread(Path.open, path, "rb")
+        except FileNotFoundError:
+            raise NotFound("The content of the file no longer exists.", param="id") from None
+        response = StreamingHttpResponse(_chunks(file), content_type="application/octet-stream")
+        response["Content-Length"] = str(row.size)
+        response["Content-Disposition"] = content_disposition_header(True, row.filename)
+        response["X-Content-Type-Options"] = "nosniff"
+        response._resource_closers.append(file.close)
+        return response
+
+
+async def _chunks(file: IO[bytes]) -> AsyncGenerator[bytes, None]:
+    while chunk := await asyncio.to_thread(file.read, CHUNK):
+        yield chunk

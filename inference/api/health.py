@@ -1,0 +1,207 @@
+"""`GET /health`: green only while every served model has a replica that makes progress.
+
+A full disk is told of, too. It stops no request, so it doesn't turn health red by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from prometheus_client import CONTENT_TYPE_LATEST
+from redis.exceptions import RedisError
+
+from catalog.access import served_model_names
+from engine.contract.errors import QuireError
+from inference.engine_client.client import EngineClient, get_engine_client
+from inference.engine_client.fleet import Replica
+from inference.errors import Overloaded
+from inference.metrics.exposition import exposition, published
+from inference.metrics.flusher import flush, metrics_key
+from inference.settings import gateway_settings
+from inference.web.authentication import is_insider, require_insider
+from inference.web.responses import JSON_ONLY, PlainTextRenderer
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+# -- `GET /version` and `GET /metrics`.
+
+
+@lru_cache(maxsize=1)
+def version() -> str:
+    """Quire's version, from the installed package or, in a clone, from its project file."""
+    try:
+        return metadata.version("quire")
+    except metadata.PackageNotFoundError:
+        return _version_in_clone()
+
+
+def _version_in_clone() -> str:
+    import tomllib
+    from pathlib import Path
+
+    path = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    return str(tomllib.loads(path.read_text(encoding="utf-8"))["project"]["version"])
+
+
+class VersionView(GatewayView):
+    """The version of Quire."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"version": ...}`."""
+        return json_response(msgspec.json.encode({"version": version()}))
+
+
+class MetricsView(GatewayView):
+    """Prometheus text about the installation, the same from every gateway; for insiders alone."""
+
+    public = True  # no tenant's key is asked for; see `require_insider`
+    renderer_classes = (PlainTextRenderer, *JSON_ONLY)
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """503 while Redis, which has the figures, can't be reached."""
+        await require_insider(request)
+        client = get_engine_client()
+        await client.start()
+        prefix = client.settings.key_prefix
+        try:
+            await flush(client.redis, prefix)
+            raw: dict[bytes, bytes] = await client.redis.hgetall(  # type: ignore[assignment]
+                metrics_key(prefix)
+            )
+            processes = await published(client.redis, prefix)
+        except RedisError as error:
+            raise Overloaded("Metrics are unavailable: no connection to Redis.") from error
+        stored = {field.decode(): float(value) for field, value in raw.items()}
+        beats = [replica.heartbeat for replica in client.fleet]
+        body = await asyncio.to_thread(exposition, stored, beats, processes)
+        return HttpResponse(body, content_type=CONTENT_TYPE_LATEST)
+
+
+#: A disk with less room is as good as full.
+LITTLE_ROOM = 64 << 20
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Health:
+    """`reasons` is empty when all is well."""
+
+    reasons: list[str]
+    models: dict[str, dict[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every model can be asked."""
+        return not self.reasons
+
+
+async def check_health(client: EngineClient) -> Health:
+    """Look at Redis, the catalogue and the heartbeats as last read, half a second ago at most."""
+    reasons: list[str] = []
+    if trouble := client.watchman.redis_trouble:
+        reasons.append(trouble)
+    try:
+        names = await served_model_names()
+    except QuireError as error:
+        reasons.append(error.message)
+        names = client.fleet.model_names()
+    models = {name: _model_health(client.fleet.of_model(name)) for name in names}
+    reasons += [
+        f"{name}: {model['reason']}" for name, model in models.items() if not model["ready"]
+    ]
+    return Health(reasons, models)
+
+
+def _model_health(replicas: list[Replica]) -> dict[str, Any]:
+    healthy = [r for r in replicas if r.ready and _progresses(r)]
+    return {
+        "ready": bool(healthy),
+        "replicas": len(replicas),
+        "ready_replicas": len(healthy),
+        "reason": "" if healthy else _reason(replicas),
+    }
+
+
+def _progresses(replica: Replica) -> bool:
+    beat = replica.heartbeat
+    return beat.at - beat.progress_at <= gateway_settings().health_grace_s
+
+
+def _reason(replicas: list[Replica]) -> str:
+    """Why none of the replicas can be asked."""
+    if not replicas:
+        return "no replica sends heartbeats."
+    for replica in replicas:
+        beat = replica.heartbeat
+        if beat.state == "ready":
+            standing = beat.at - beat.progress_at
+            return f"the engine has made no progress for {standing:.0f} s."
+    beat = replicas[0].heartbeat
+    detail = f" ({beat.load_progress:.0%})" if beat.state == "loading" else ""
+    return f"the replica is {beat.state}{detail}."
+
+
+class HealthView(GatewayView):
+    """200 when every served model can be asked, else 503. Insiders read why, and of which model."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The health of the whole installation, as this gateway sees it."""
+        client = get_engine_client()
+        await client.start()
+        health = await check_health(client)
+        body: dict[str, Any] = {"status": "ok" if health.ok else "unhealthy"}
+        if await is_insider(request):
+            warnings = disk_warnings(own_folders())
+            body |= {"reasons": health.reasons, "models": health.models, "warnings": warnings}
+        return json_response(_encode(body), 200 if health.ok else 503)
+
+
+def disk_warnings(folders: Iterable[Path]) -> list[str]:
+    """A sentence for each folder whose disk is full, or can't be read."""
+    warnings = []
+    for folder in sorted(set(folders)):
+        try:
+            free = shutil.disk_usage(folder).free
+        except FileNotFoundError:
+            continue  # nothing was ever written there
+        except OSError as error:
+            warnings.append(f"The disk of {folder} can't be read: {error.strerror}.")
+            continue
+        if free < LITTLE_ROOM:
+            warnings.append(
+                f"The disk of {folder} is full ({free >> 20} MB free): nothing is saved there."
+            )
+    return warnings
+
+
+def own_folders() -> list[Path]:
+    """Where this installation writes."""
+    names = ("DATA_DIR", "FILES_DIR", "ADAPTERS_DIR")
+    return [Path(settings.QUIRE[name]) for name in names if name in settings.QUIRE]
+
+
+class PingView(GatewayView):
+    """Whether this process answers; says nothing about engines."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """Always 200."""
+        return json_response(b'{"status":"ok"}')
+
+    post = get

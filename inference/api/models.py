@@ -1,0 +1,112 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from adapters.cards import access_models, access_target
+from catalog.access import ModelCard
+from inference.api.anthropic.errors import anthropic_error
+from inference.engine_client.client import get_engine_client
+from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
+
+# -- What clients of OpenAI's and of Anthropic's both ask for: `/v1/models`, and what isn't there.
+#
+# Anthropic's SDKs name the version of their API in a header.
+
+
+def speaks_anthropic(request: HttpRequest) -> bool:
+    """Whether the client is one of Anthropic's."""
+    return "HTTP_ANTHROPIC_VERSION" in request.META
+
+
+class SpeaksBothView(GatewayView):
+    """Tells errors as the client's SDK reads them."""
+
+    def error_to(self, request: GatewayRequest, error: Exception) -> HttpResponse:
+        """See `GatewayView`."""
+        if speaks_anthropic(request):
+            return anthropic_error(error, request.request_id)
+        return super().error_to(request, error)
+
+
+class UnknownPathView(SpeaksBothView, NotFoundView):
+    """Any path of the API that doesn't exist, with any method."""
+
+
+def model_info(card: ModelCard) -> dict[str, Any]:
+    """Anthropic's `model`."""
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+    }
+
+
+def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
+    """All of them on one page."""
+    data = [model_info(card) for card in cards]
+    return {
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """OpenAI's `model` object, with vLLM's additions; `tasks` is known while it's served.
+
+    An adapter has its base model as `root` and `parent`, and the `digest` that answers.
+    """
+    info = get_engine_client().fleet.model(card.parent or card.alias_of or card.id)
+    shown = {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "root": card.root,
+        "parent": card.parent or None,
+        "max_model_len": card.max_model_len,
+        "tasks": None if info is None else info.tasks,
+    }
+    return shown | ({"digest": card.digest} if card.digest else {})
+
+
+class ModelsView(SpeaksBothView):
+    """The models that the caller may use."""
+
+    required_scope = "models:read"
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """All of them by name, each followed by its adapters."""
+        cards = await access_models(request.caller)
+        if speaks_anthropic(request):
+            return json_response(_encode(model_page(cards)))
+        return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
+
+
+class ModelView(SpeaksBothView):
+    """One model."""
+
+    required_scope = "models:read"
+
+    async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
+        """404 for one that isn't there, or isn't the caller's."""
+        card = (await access_target(request.caller, model)).card
+        shown = model_info if speaks_anthropic(request) else model_object
+        return json_response(_encode(shown(card)))

@@ -1,0 +1,346 @@
+"""For operators: `POST /reset_prefix_cache`, `GET /load`, `GET /server_info`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import msgspec
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import NotFound
+from engine.contract.errors import EngineUnavailable, InvalidRequest
+from engine.contract.messages import PAUSE_MODES, SLEEP_LEVELS, SLEEP_TAGS
+from inference.api.health import version
+from inference.engine_client.client import EngineClient, get_engine_client
+from inference.engine_client.fleet import Replica
+from inference.generation.model_resolution import find_served
+from inference.settings import GatewaySettings
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+#: A replica in the middle of a long step answers after it.
+ANSWER_WITHIN_S = 10.0
+#: What vLLM's server answers when it's done.
+DONE = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
+#: As vLLM's server reads switches in a query.
+TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
+
+
+class OperatorView(GatewayView):
+    """Needs the operator's scope, which superusers alone can give."""
+
+    required_scope = "operator"
+
+
+class ResetPrefixCacheView(OperatorView):
+    """Forgets every prefix that replicas keep; none of them while a request uses any."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """What each replica said; 503 unless all have done it.
+
+        `?reset_running_requests=true`: requests that run compute theirs anew; `&model=` for one
+        model's replicas alone.
+        """
+        running = wanted(request, "reset_running_requests")
+        replicas = await replicas_of(request)
+        client = get_engine_client()
+        return await tell(client, replicas, "reset_prefix_cache", ANSWER_WITHIN_S, running=running)
+
+
+class ResetOtherCacheView(OperatorView):
+    """Forgets what encoders made of images and sounds: models take text alone, so nothing."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Done at once: there is no such cache."""
+        return json_response(_encode({"ok": True, "replicas": {}}))
+
+
+def wanted(request: GatewayRequest, name: str) -> bool:
+    """What a switch in the query says; off where it isn't there. Raises `InvalidRequest`."""
+    text = request.GET.get(name, "false").lower()
+    if text not in (*TRUE, *FALSE):
+        raise InvalidRequest(f"{name} must be true or false; got {text[:40]!r}.", param=name)
+    return text in TRUE
+
+
+async def replicas_of(request: GatewayRequest) -> list[Replica]:
+    """The live replicas of the model that is asked for (`?model=`), or of all, as they are now:
+    who has just told one something sees that it's done.
+
+    Raises: `NotFound` when none serves it.
+    """
+    client = get_engine_client()
+    await client.start()
+    await client.watchman.tick()
+    model = request.GET.get("model")
+    if model is None:
+        return list(client.fleet)
+    found = client.fleet.of_model(model)
+    if not found:
+        raise NotFound(f"No replica serves {model[:200]!r}.", param="model")
+    return found
+
+
+async def tell(
+    client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
+) -> HttpResponseBase:
+    """Give all of them a command; what each said, with 503 unless all have done it.
+
+    `details` are `Control`'s.
+    """
+    names = [replica.heartbeat.replica_id for replica in replicas]
+    answers = await asyncio.gather(
+        *(_tell(client, name, command, timeout_s, details) for name in names)
+    )
+    done = all(answer["ok"] for answer in answers)
+    body: dict[str, Any] = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
+    if command in DONE and done:
+        body["status"] = DONE[command]
+    if command == "reset_prefix_cache":
+        body["success"] = done
+    return json_response(_encode(body), 200 if done else 503)
+
+
+async def _tell(
+    client: EngineClient, replica_id: str, command: str, timeout_s: float, details: dict[str, Any]
+) -> dict[str, Any]:
+    try:
+        reply = await client.controls.send(client, replica_id, command, timeout_s, **details)
+    except EngineUnavailable as error:
+        return {"ok": False, "detail": error.message}
+    return {"ok": reply.ok, "detail": reply.detail}
+
+
+class LoadView(OperatorView):
+    """How busy the replicas are."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`server_load`: requests that run or wait, over all replicas as last heard, with what this
+        gateway gave them since.
+        """
+        replicas = {
+            replica.heartbeat.replica_id: _load(replica) for replica in await replicas_of(request)
+        }
+        total = sum(load["running"] + load["waiting"] for load in replicas.values())
+        return json_response(_encode({"server_load": total, "replicas": replicas}))
+
+
+def _load(replica: Replica) -> dict[str, Any]:
+    beat = replica.heartbeat
+    return {
+        "model": beat.model.name,
+        "state": beat.state,
+        "running": beat.stats.num_requests_running,
+        "waiting": beat.stats.num_requests_waiting + replica.submitted,
+        "kv_cache_usage": beat.stats.kv_cache_usage_perc,
+    }
+
+
+def _shown(settings: GatewaySettings) -> dict[str, Any]:
+    """All but the secret ones, which their `repr` leaves out too."""
+    specs = dataclasses.fields(settings)
+    return {spec.name: getattr(settings, spec.name) for spec in specs if spec.repr}
+
+
+class ServerInfoView(OperatorView):
+    """What runs here."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """Version, this gateway's settings, each replica with its model."""
+        client = get_engine_client()
+        await client.start()
+        body = {
+            "version": version(),
+            "gateway": {"id": client.gateway_id, "settings": _shown(client.settings)},
+            "replicas": {
+                replica.heartbeat.replica_id: {
+                    "host": replica.heartbeat.host,
+                    "pid": replica.heartbeat.pid,
+                    "state": replica.heartbeat.state,
+                    "model": msgspec.to_builtins(replica.heartbeat.model),
+                }
+                for replica in client.fleet
+            },
+        }
+        return json_response(_encode(body))
+
+
+# -- For operators: `/pause`, `/resume`, `/is_paused`, `/abort_requests`, as vLLM has them.
+
+
+#: Requests that are waited for may be long.
+ENDED_WITHIN_S = 600.0
+MAX_IDS = 10_000
+
+
+class PauseView(OperatorView):
+    """Has replicas take nothing new, or stand still."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`?mode=abort` (the default), `wait` or `keep`; `&model=` for one model's replicas."""
+        mode = request.GET.get("mode", PAUSE_MODES[0])
+        if mode not in PAUSE_MODES:
+            raise InvalidRequest(
+                f"mode must be one of {', '.join(PAUSE_MODES)}; got {mode[:40]!r}.", param="mode"
+            )
+        limit_s = ENDED_WITHIN_S if mode == "wait" else ANSWER_WITHIN_S
+        replicas = await replicas_of(request)
+        return await tell(get_engine_client(), replicas, "pause", limit_s, mode=mode)
+
+
+class ResumeView(OperatorView):
+    """Has paused replicas go on."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`?model=` for one model's replicas alone."""
+        replicas = await replicas_of(request)
+        return await tell(get_engine_client(), replicas, "resume", ANSWER_WITHIN_S)
+
+
+class IsPausedView(OperatorView):
+    """Who is paused."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`is_paused`: whether any replica is; and each of them, as last heard."""
+        paused = {
+            replica.heartbeat.replica_id: replica.heartbeat.paused
+            for replica in await replicas_of(request)
+        }
+        return json_response(_encode({"is_paused": any(paused.values()), "replicas": paused}))
+
+
+class AbortBody(BaseModel):
+    """Ids as answers have them (`chatcmpl-...`); none: all requests of everybody."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    request_ids: Annotated[list[str], Field(max_length=MAX_IDS)] | None = None
+
+
+class AbortRequestsView(OperatorView):
+    """Ends requests that run or wait."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Their outputs end with the reason "abort"."""
+        body: dict[str, Any] = self.read_json(request) if request.body else {}
+        ids = AbortBody.model_validate(body).request_ids or []
+        replicas = await replicas_of(request)
+        client = get_engine_client()
+        return await tell(client, replicas, "abort_requests", ANSWER_WITHIN_S, request_ids=ids)
+
+
+# -- For operators: `/start_profile`, `/stop_profile`, `/collective_rpc`, `/tokenizer_info`.
+
+
+#: A trace of many steps is written to the disk.
+PROFILE_WITHIN_S = 300.0
+#: Paths on the machine that made the files; no client needs them.
+PATHS = ("vocab_file", "merges_file", "name_or_path")
+
+
+class StartProfileView(OperatorView):
+    """Begins a profile of what replicas compute."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`?model=` for one model's replicas alone."""
+        replicas = await replicas_of(request)
+        return await tell(get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S)
+
+
+class StopProfileView(OperatorView):
+    """Ends it."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Each replica's `detail` is the file with its trace, on its own machine."""
+        replicas = await replicas_of(request)
+        return await tell(get_engine_client(), replicas, "stop_profile", PROFILE_WITHIN_S)
+
+
+class RpcBody(BaseModel):
+    """Method to run on every replica; takes no arguments."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    method: Literal["check_integrity", "reset_prefix_cache", "start_profile", "stop_profile"]
+    args: Annotated[list[Any], Field(max_length=0)] | None = None
+    kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=600)] | None = None
+
+
+class CollectiveRpcView(OperatorView):
+    """Has all replicas run a method."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """What each replica said."""
+        body = RpcBody.model_validate(self.read_json(request))
+        replicas = await replicas_of(request)
+        usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else ANSWER_WITHIN_S
+        limit_s = body.timeout or usual
+        return await tell(get_engine_client(), replicas, body.method, limit_s)
+
+
+class TokenizerInfoView(OperatorView):
+    """What a model's tokenizer files say."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`tokenizer_config.json` with the chat template in use, of `?model=`."""
+        served = await find_served(request.caller, request.GET.get("model"), task=None)
+        settings = served.tokenizer.settings
+        info = {name: value for name, value in settings.config.items() if name not in PATHS}
+        info |= settings.named_tokens
+        info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        info["chat_template"] = served.tokenizer.chat_template
+        return json_response(_encode(info))
+
+
+# -- For operators: `POST /sleep`, `POST /wake_up`, `GET /is_sleeping`, as vLLM has them.
+
+
+#: Weights may have to be read anew.
+SLEEP_ANSWER_WITHIN_S = 300.0
+
+
+class SleepView(OperatorView):
+    """Has replicas give their memory back."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`?level=1` (weights go to host memory) or 2; `&model=` for one model's replicas alone."""
+        level = request.GET.get("level", "1")
+        if level not in map(str, SLEEP_LEVELS):
+            raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
+        replicas = await replicas_of(request)
+        client = get_engine_client()
+        return await tell(client, replicas, "sleep", SLEEP_ANSWER_WITHIN_S, level=int(level))
+
+
+class WakeUpView(OperatorView):
+    """Has replicas take their memory again."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`?tags=weights&tags=kv_cache`, all by default; `&model=` as in `SleepView`."""
+        tags = request.GET.getlist("tags")
+        for tag in tags:
+            if tag not in SLEEP_TAGS:
+                raise InvalidRequest(
+                    f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag[:40]!r}.", param="tags"
+                )
+        replicas = await replicas_of(request)
+        return await tell(
+            get_engine_client(), replicas, "wake_up", SLEEP_ANSWER_WITHIN_S, tags=tags
+        )
+
+
+class IsSleepingView(OperatorView):
+    """Who sleeps."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`is_sleeping`: whether any replica does; and each of them."""
+        sleeping = {
+            replica.heartbeat.replica_id: replica.heartbeat.state == "sleeping"
+            for replica in await replicas_of(request)
+        }
+        body = {"is_sleeping": any(sleeping.values()), "replicas": sleeping}
+        return json_response(_encode(body))

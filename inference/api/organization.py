@@ -1,0 +1,322 @@
+"""`GET /v1/organization/usage/completions`, `.../embeddings` and `/v1/organization/costs`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import msgspec
+from django.conf import settings
+from django.http import HttpResponse, QueryDict
+from django.http.response import HttpResponseBase
+from rest_framework.renderers import JSONRenderer
+
+from engine.contract.errors import InvalidRequest
+from inference.web.report_threads import in_report_thread
+from inference.web.responses import EventStreamRenderer
+from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
+from metering.access import WIDTHS, Question, Sums, access_report_tenants, first_page, report
+from tenants.authentication import Caller
+
+# -- Reading a report's question from the address.
+
+
+#: Buckets on a page by width: what is given without `limit`, and the most.
+PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+COST_PAGE = (7, 180)
+#: 9999-12-31, the last day that dates have.
+LAST_SECOND = 253_402_214_400
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, what to show and where the next page begins (None after the last)."""
+
+    question: Question
+    buckets: list[datetime]
+    next_page: str | None
+    as_csv: bool
+
+    @property
+    def width(self) -> timedelta:
+        """Of a bucket."""
+        return WIDTHS[self.question.width]
+
+
+def read_query(
+    query: QueryDict,
+    caller: Caller,
+    *,
+    groups: Sequence[str],
+    widths: Sequence[str],
+    pages: dict[str, tuple[int, int]],
+    pooling: bool | None,
+) -> Asked:
+    """Check everything. May block: it looks for the tenants that are named.
+
+    Raises: `InvalidRequest` with the parameter's name; `NotFound` for somebody else's tenant.
+    """
+    width = _choice(query, "bucket_width", widths, default="1d")
+    step = WIDTHS[width]
+    default, most = pages[width]
+    limit = _integer(query, "limit", default, 1, most)
+    if query.get("start_time") is None:
+        raise InvalidRequest("start_time is required: seconds since 1970.", param="start_time")
+    first = _floor(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
+    if query.get("page") is not None:
+        first = _floor(_page(query["page"]), step)
+    now = int(datetime.now(UTC).timestamp())
+    end = _integer(query, "end_time", min(LAST_SECOND, now + 1), 0, LAST_SECOND)
+    seconds = int(step.total_seconds())
+    wanted = max(0, -(-(end - first) // seconds))
+    count = min(limit, wanted)
+    last = first + count * seconds
+    as_csv = _choice(query, "format", ("json", "csv"), default="json") == "csv"
+    named = _list(query, "project_ids")
+    question = Question(
+        start=_moment(first),
+        end=_moment(min(last, end) if count else first),
+        width=width,
+        group_by=_groups(query, groups),
+        tenants=access_report_tenants(caller, named),
+        users=[_user(text) for text in _list(query, "user_ids")],
+        keys=_list(query, "api_key_ids"),
+        models=_list(query, "models"),
+        pooling=pooling,
+    )
+    page = first_page(question)
+    if page.end < question.end:
+        last = int(page.end.timestamp())
+        count = (last - first) // seconds
+    buckets = [_moment(first + number * seconds) for number in range(count)]
+    return Asked(page, buckets, f"page_{last}" if wanted > count else None, as_csv)
+
+
+def _list(query: QueryDict, name: str) -> list[str]:
+    """`name=a&name=b`, `name[]=a` or `name=a,b`: clients send each of them."""
+    given = [*query.getlist(name), *query.getlist(f"{name}[]")]
+    values = [value for text in given for value in text.split(",") if value]
+    if len(values) > 100:
+        raise InvalidRequest(f"{name} takes at most 100 values.", param=name)
+    if any("\0" in value for value in values):
+        raise InvalidRequest(f"{name} must hold no NUL.", param=name)
+    return values
+
+
+def _groups(query: QueryDict, allowed: Sequence[str]) -> list[str]:
+    found = list(dict.fromkeys(_list(query, "group_by")))
+    for name in found:
+        if name not in allowed:
+            raise InvalidRequest(
+                f"group_by must be of {', '.join(allowed)}; got {name[:50]!r}.", param="group_by"
+            )
+    return found
+
+
+def _user(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidRequest(f"user_ids must be numbers, got {text[:50]!r}.", param="user_ids")
+    return int(text)
+
+
+def _choice(query: QueryDict, name: str, allowed: Sequence[str], *, default: str) -> str:
+    value = query.get(name, default)
+    if value not in allowed:
+        raise InvalidRequest(
+            f"{name} must be one of {', '.join(allowed)}; got {value[:50]!r}.", param=name
+        )
+    return value
+
+
+def _integer(query: QueryDict, name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
+        raise InvalidRequest(
+            f"{name} must be a whole number in [{low}, {high}], got {text[:50]!r}.", param=name
+        )
+    return int(text)
+
+
+def _page(text: str) -> int:
+    number = text.removeprefix("page_")
+    if not (number.isascii() and number.isdigit() and len(number) < 13):
+        raise InvalidRequest("page must be a next_page of an earlier answer.", param="page")
+    return min(int(number), LAST_SECOND)
+
+
+def _floor(seconds: int, step: timedelta) -> int:
+    """The beginning of the bucket, by UTC."""
+    return seconds - seconds % int(step.total_seconds())
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(min(seconds, LAST_SECOND), UTC)
+
+
+_encode = msgspec.json.Encoder().encode
+NANOS = 10**9
+
+
+class CsvRenderer(EventStreamRenderer):
+    """Comma-separated values, for spreadsheets."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+
+class ReportView(GatewayView):
+    """A report over buckets of time. A key sees its tenant; one with operator scope sees all."""
+
+    call_cost = LIST_COST
+    required_scope = "usage:read"
+    renderer_classes = (JSONRenderer, CsvRenderer)
+    groups: ClassVar[Sequence[str]] = ("project_id", "user_id", "api_key_id", "model", "adapter")
+    widths: ClassVar[Sequence[str]] = ("1m", "1h", "1d")
+    pages: ClassVar[dict[str, tuple[int, int]]] = PAGES
+    pooling: ClassVar[bool | None] = None
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """A page of buckets, as JSON or by `format=csv` as text."""
+        return await in_report_thread(request.caller, self._report, request.GET, request.caller)
+
+    def _report(self, query: QueryDict, caller: Caller) -> HttpResponseBase:
+        asked = read_query(
+            query,
+            caller,
+            groups=self.groups,
+            widths=self.widths,
+            pages=self.pages,
+            pooling=self.pooling,
+        )
+        found = report(asked.question)
+        if asked.as_csv:
+            return self._csv(asked, found)
+        buckets: dict[datetime, list[Sums]] = defaultdict(list)
+        for sums in found:
+            buckets[sums.start].append(sums)
+        data = [
+            {
+                "object": "bucket",
+                "start_time": int(start.timestamp()),
+                "end_time": int((start + asked.width).timestamp()),
+                "results": [self.result(sums) for sums in buckets[start]],
+            }
+            for start in asked.buckets
+        ]
+        page = {
+            "object": "page",
+            "data": data,
+            "has_more": asked.next_page is not None,
+            "next_page": asked.next_page,
+        }
+        return json_response(_encode(page))
+
+    def result(self, sums: Sums) -> dict[str, Any]:
+        """A group of a bucket as JSON."""
+        raise NotImplementedError
+
+    def columns(self, sums: Sums) -> dict[str, Any]:
+        """The same as a row of CSV, without the group."""
+        raise NotImplementedError
+
+    def _csv(self, asked: Asked, found: Sequence[Sums]) -> HttpResponseBase:
+        head = ["start_time", "end_time", *asked.question.group_by]
+        head += list(self.columns(Sums(asked.question.start)))
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(head)
+        for sums in found:
+            times = [sums.start.isoformat(), (sums.start + asked.width).isoformat()]
+            writer.writerow([*times, *sums.group.values(), *self.columns(sums).values()])
+        response = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+        response["Content-Disposition"] = 'attachment; filename="usage.csv"'
+        if asked.next_page is not None:
+            response["x-next-page"] = asked.next_page
+        return response
+
+
+class CompletionsUsageView(ReportView):
+    """Tokens of all endpoints that generate."""
+
+    pooling = False
+
+    def result(self, sums: Sums) -> dict[str, Any]:
+        """OpenAI's `organization.usage.completions.result`."""
+        return {
+            "object": "organization.usage.completions.result",
+            "input_tokens": sums.prompt_tokens,
+            "input_cached_tokens": sums.cached_tokens,
+            "output_tokens": sums.completion_tokens,
+            "input_audio_tokens": 0,
+            "output_audio_tokens": 0,
+            "num_model_requests": sums.requests,
+            **{name: sums.group.get(name) for name in self.groups},
+            "batch": None,
+            "service_tier": None,
+        }
+
+    def columns(self, sums: Sums) -> dict[str, Any]:
+        """Tokens, requests and their cost."""
+        return {
+            "input_tokens": sums.prompt_tokens,
+            "input_cached_tokens": sums.cached_tokens,
+            "output_tokens": sums.completion_tokens,
+            "num_model_requests": sums.requests,
+            "cost": decimal_text(sums.cost_nanos),
+        }
+
+
+class EmbeddingsUsageView(ReportView):
+    """Tokens of all endpoints that embed, score or classify."""
+
+    pooling = True
+
+    def result(self, sums: Sums) -> dict[str, Any]:
+        """OpenAI's `organization.usage.embeddings.result`."""
+        return {
+            "object": "organization.usage.embeddings.result",
+            "input_tokens": sums.prompt_tokens,
+            "num_model_requests": sums.requests,
+            **{name: sums.group.get(name) for name in self.groups},
+        }
+
+    def columns(self, sums: Sums) -> dict[str, Any]:
+        """Tokens, requests and their cost."""
+        return {
+            "input_tokens": sums.prompt_tokens,
+            "num_model_requests": sums.requests,
+            "cost": decimal_text(sums.cost_nanos),
+        }
+
+
+class CostsView(ReportView):
+    """What it cost, by day. A line item is a model."""
+
+    groups = ("project_id", "user_id", "line_item", "api_key_id", "adapter")
+    widths = ("1d",)
+    pages: ClassVar[dict[str, tuple[int, int]]] = {"1d": COST_PAGE}
+
+    def result(self, sums: Sums) -> dict[str, Any]:
+        """OpenAI's `organization.costs.result`."""
+        return {
+            "object": "organization.costs.result",
+            "amount": {"value": sums.cost_nanos / NANOS, "currency": settings.QUIRE["CURRENCY"]},
+            **{name: sums.group.get(name) for name in self.groups},
+        }
+
+    def columns(self, sums: Sums) -> dict[str, Any]:
+        """The amount, exact."""
+        return {"amount": decimal_text(sums.cost_nanos), "currency": settings.QUIRE["CURRENCY"]}
+
+
+def decimal_text(nanos: int) -> str:
+    """1e-9 of the currency as a decimal with all its digits: "0.000150000"."""
+    return f"{Decimal(nanos) / NANOS:.9f}"

@@ -1,0 +1,74 @@
+"""Vectors in an answer: as numbers, as base64, or as the bytes themselves."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpResponse
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import EmbedDtype, Endianness, Vectors, packed
+
+#: Each takes over 100 characters of a header, which HTTP clients read up to 64 KiB of.
+MAX_DESCRIBED = 256
+BYTES, BYTES_ONLY = "bytes", "bytes_only"
+
+
+def check_format(encoding: str | None, num_inputs: int) -> None:
+    """Raise `InvalidRequest` for more vectors than a header can describe."""
+    if encoding == BYTES and num_inputs > MAX_DESCRIBED:
+        raise InvalidRequest(
+            f"encoding_format 'bytes' describes each vector in a header, which holds "
+            f"{MAX_DESCRIBED} of them, not {num_inputs}: send fewer inputs, or ask for "
+            "'bytes_only' or 'base64'.",
+            param="encoding_format",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How vectors are written: `encoding_format`, `embed_dtype`, `endianness` of vLLM's."""
+
+    encoding: str
+    dtype: EmbedDtype
+    endianness: Endianness
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the answer is no JSON."""
+        return self.encoding in (BYTES, BYTES_ONLY)
+
+    def in_json(self, vector: Vectors) -> Any:
+        """Numbers or base64."""
+        if self.encoding == "base64":
+            return base64.b64encode(packed(vector, self.dtype, self.endianness)).decode()
+        return vector.tolist()
+
+    def response(self, vectors: list[Vectors], common: dict[str, Any]) -> HttpResponse:
+        """All vectors, one after another. With "bytes" the header `metadata` says beside `common`
+        where each one lies, and its shape.
+        """
+        parts = [packed(vector, self.dtype, self.endianness) for vector in vectors]
+        body = b"".join(parts)
+        response = HttpResponse(body, content_type="application/octet-stream")
+        response["Content-Length"] = str(len(body))
+        if self.encoding == BYTES:
+            items, start = [], 0
+            for index, (vector, part) in enumerate(zip(vectors, parts, strict=True)):
+                end = start + len(part)
+                items.append(
+                    {
+                        "index": index,
+                        "embed_dtype": self.dtype,
+                        "endianness": self.endianness,
+                        "start": start,
+                        "end": end,
+                        "shape": vector.shape,
+                    }
+                )
+                start = end
+            response["metadata"] = json.dumps(common | {"data": items})
+        return response

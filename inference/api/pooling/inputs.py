@@ -1,0 +1,137 @@
+"""From texts and ids to what the engine takes, every bound checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import untracked
+from engine.contract.pooling_params import PoolingParams, check_length
+from inference.api.pooling.schemas import Item, chat_prompts
+from inference.loop.offload import beside, render_pool
+from inference.rendering.prompts import check_vocabulary, truncated
+from inference.request.job import Served
+from inference.schemas.chat import ChatRequest
+from inference.settings import gateway_settings
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One prompt and what to do with it."""
+
+    token_ids: list[int]
+    params: PoolingParams
+
+
+async def item_entries(
+    served: Served,
+    items: list[Item],
+    params: PoolingParams,
+    *,
+    add_special_tokens: bool = True,
+    side: str = "right",
+) -> list[Entry]:
+    """An entry for each text or list of token ids. What is too long is cut at `side`.
+
+    Raises: `InvalidRequest` about `prompt`; `ContextLengthExceeded` for one that is too long.
+    """
+    limit = params.prompt_limit(served.info.max_model_len)
+    prefix = served.info.pooling.prompt if served.info.pooling is not None else ""
+
+    def encoded(item: Item) -> list[int]:
+        if not isinstance(item, str):
+            return truncated(item, limit, side)
+        parts = served.tokenizer.encode_parts(
+            prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
+        )
+        return untracked(parts.token_ids)
+
+    def encode_all() -> list[list[int]]:
+        return list(_within_total(map(encoded, items)))
+
+    texts = [prefix + item for item in items if isinstance(item, str)]
+    return await beside(_entries, await _rendered(texts, encode_all), served, params)
+
+
+async def chat_entries(
+    served: Served, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
+) -> list[Entry]:
+    """An entry for each chat. Raises as `item_entries` and the chat's template do."""
+    prompts = await chat_prompts(served, chats, params, side)
+    return await beside(_entries, prompts, served, params)
+
+
+def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
+    for prompt in _within_total(prompts):
+        check_vocabulary(prompt, served.vocab_size)
+        check_length(len(prompt), served.info.max_model_len)
+    return [Entry(prompt, params) for prompt in prompts]
+
+
+async def shortened_texts(served: Served, texts: list[str], limit: int) -> list[str]:
+    """Each text's beginning of at most `limit` tokens, special ones aside; 0: the whole."""
+    if not limit:
+        return texts
+    return await _rendered(texts, lambda: [served.tokenizer.shortened(t, limit) for t in texts])
+
+
+async def pair_entries(
+    served: Served, pairs: list[tuple[str, str]], params: PoolingParams, side: str = "right"
+) -> list[Entry]:
+    """An entry for each pair of texts, for a cross-encoder. Raises as `item_entries` does."""
+    limit = params.prompt_limit(served.info.max_model_len)
+    typed = served.info.pooling is not None and served.info.pooling.token_types
+
+    def encode_all() -> list[Entry]:
+        segments: list[int] = []
+
+        def encoded() -> Iterator[list[int]]:
+            for first, second in pairs:
+                parts = served.tokenizer.encode_parts(first, second, limit=limit, side=side)
+                segments.append(parts.second_segment if typed else 0)
+                yield untracked(parts.token_ids)
+
+        prompts = list(_within_total(encoded()))
+        return [
+            Entry(prompt, msgspec.structs.replace(params, second_segment=segment))
+            for prompt, segment in zip(prompts, segments, strict=True)
+        ]
+
+    texts = [text for pair in pairs for text in pair]
+    entries = await _rendered(texts, encode_all)
+    for entry in entries:
+        check_length(len(entry.token_ids), served.info.max_model_len)
+    return entries
+
+
+async def _rendered(texts: Sequence[str], encode_all: Callable[[], T]) -> T:
+    """`encode_all()` off the event loop, unless the texts are too long together."""
+    chars, limit = sum(map(len, texts)), gateway_settings().max_body_bytes
+    if chars > limit:
+        # One query beside each of many documents may be far more text than the body was.
+        raise InvalidRequest(
+            f"The prompts have {chars} characters in all; at most {limit} may be sent at once.",
+            param="prompt",
+        )
+    return await render_pool().run(chars, encode_all)
+
+
+def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The prompts, as long as they aren't too many tokens together.
+
+    Raises `InvalidRequest` at the first that is too much: of a body of 10 MB nobody counts, or has
+    to free, the millions of tokens behind it.
+    """
+    total, limit = 0, gateway_settings().max_pooling_tokens
+    for prompt in prompts:
+        total += len(prompt)
+        if total > limit:
+            raise InvalidRequest(
+                f"The prompts have more than {limit} tokens in all. Send fewer at once.",
+                param="prompt",
+            )
+        yield prompt

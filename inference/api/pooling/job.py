@@ -1,0 +1,245 @@
+"""`PoolingJob`: a checked request to a pooling model, and `Pooled`, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponse, HttpResponseBase
+
+from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.messages import EngineRequest
+from engine.contract.pooling_params import PoolingParams, Vectors, check_task, from_bytes
+from engine.contract.sampling_params import SamplingParams
+from inference.api.pooling.inputs import Entry
+from inference.api.pooling.schemas import PoolingBody
+from inference.engine_client.mailbox import Piece
+from inference.errors import renamed
+from inference.generation.generation import Generation
+from inference.generation.model_resolution import find_served
+from inference.generation.output import Increment, OutputState
+from inference.generation.takeover import Taken
+from inference.loop.offload import render_pool
+from inference.request.context import new_id
+from inference.request.job import Job, Served, Usage
+from inference.serving.respond import add_headers
+from inference.settings import gateway_settings
+from inference.web.views import GatewayRequest, json_response
+from metering.access import Admission
+
+ELEMENT_BYTES = 4
+
+
+@dataclass(kw_only=True)
+class PoolingJob(Job):
+    """Prompts to pool; nothing is generated from them.
+
+    Attributes:
+        pooling: [num_prompts] what to make of each.
+    """
+
+    generates = False
+
+    pooling: list[PoolingParams] = field(default_factory=list)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """There is no output."""
+        return 0
+
+    def wanted(self) -> dict[str, Any]:
+        """The task, and how long vectors were to be; there is no sampling."""
+        first = self.pooling[0]
+        found = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
+        return {name: value for name, value in found.items() if value is not None}
+
+    async def check(self) -> None:
+        """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
+        info = self.served.info
+        facts = info.pooling
+        for params in self.pooling:
+            params.check_against_model(
+                model=self.served.name,
+                tasks=info.tasks,
+                embedding_size=facts.embedding_size if facts is not None else 0,
+                matryoshka=facts.matryoshka if facts is not None else None,
+            )
+        self._check_size(facts.embedding_size if facts is not None else 0)
+        self.check_context()
+        self.check_priority()
+
+    def _check_size(self, width: int) -> None:
+        """Vectors of every token are much more than the text was: refuse what can't be carried."""
+        elements = sum(
+            (params.dimensions or width) * (len(prompt) if params.by_token else 1)
+            for prompt, params in zip(self.prompts, self.pooling, strict=True)
+        )
+        limit = gateway_settings().max_pooling_result_bytes
+        if elements * ELEMENT_BYTES > limit:
+            raise InvalidRequest(
+                f"The answer would have {elements * ELEMENT_BYTES} bytes of vectors; at most "
+                f"{limit} may be asked for at once.",
+                param="prompt",
+            )
+
+    def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
+        """One a prompt, made as they are taken."""
+        requests = super().engine_requests(reserved_tokens)
+        return (
+            msgspec.structs.replace(request, pooling=params)
+            for request, params in zip(requests, self.pooling, strict=True)
+        )
+
+
+class Pooled(Generation):
+    """A running job whose outputs are vectors: admitted, metered and moved between replicas as
+    every generation is."""
+
+    def __init__(
+        self,
+        job: PoolingJob,
+        admission: Admission,
+        outputs: list[list[OutputState]],
+        taken: Taken | None = None,
+    ) -> None:
+        self.results: list[bytes] = [b""] * len(job.prompts)
+        super().__init__(job, admission, outputs, taken)
+
+    def _push(self, piece: Piece) -> Increment | None:
+        if piece.pooled is not None:
+            self.results[piece.number] = piece.pooled
+        return super()._push(piece)
+
+    def _time(self, num_tokens: int) -> None:
+        """No token comes, so none is the first."""
+
+    async def collect(self) -> list[bytes]:
+        """All results, little-endian float32, in the order of the prompts.
+
+        Raises: what the engine or the gateway refuses or fails with. It is released in any case.
+        """
+        try:
+            while not self.finished:
+                await self.next()
+        finally:
+            self.release()
+        if not all(self.results):
+            raise EngineFault("The engine gave no result for a prompt.")
+        return self.results
+
+    @property
+    def usage(self) -> Usage:
+        """The prompts' tokens; there are no others."""
+        return Usage(prompt_tokens=self.job.prompt_tokens, cached_tokens=sum(self._cached))
+
+
+# -- Runs a request's prompts and answers it: what the pooling endpoints share.
+
+
+Make = Callable[[list[Vectors]], dict[str, Any]]
+Pack = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request on its way.
+
+    Attributes:
+        endpoint: for the ledger, and the beginning of the answer's id.
+        param: the client's field that holds the prompts.
+    """
+
+    request: GatewayRequest
+    body: PoolingBody
+    served: Served
+    endpoint: str
+    param: str
+
+    async def entries(self, made: Awaitable[list[Entry]]) -> list[Entry]:
+        """What `made` gives; its errors about prompts name the client's own field."""
+        try:
+            return await made
+        except InvalidRequest as error:
+            raise renamed(error, {"prompt": self.param}) from None
+
+    async def answer(
+        self, entries: list[Entry], make: Make, pack: Pack | None = None
+    ) -> HttpResponseBase:
+        """Run the entries and answer with `make(results)`, beside id, model and usage; or with
+        `pack(results, these)` as it is.
+
+        A result is float32 [size], or [num_tokens, size] for tasks by token.
+
+        Raises: what the limits, the gateway or the engine refuse or fail with.
+        """
+        job = PoolingJob(
+            request_id=new_id(self.endpoint),
+            endpoint=self.endpoint,
+            caller=self.request.caller,
+            served=self.served,
+            prompts=[entry.token_ids for entry in entries],
+            sampling=SamplingParams(),
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+            field_names={"prompt": self.param},
+            received=self.request.received,
+            pooling=[entry.params for entry in entries],
+        )
+        try:
+            await job.check()
+        except InvalidRequest as error:
+            raise renamed(error, job.field_names) from None
+        ignored = self.body.ignored_fields()
+        run = await Pooled.start(job)
+        raw = await run.collect()
+        rows = [len(e.token_ids) if e.params.by_token else None for e in entries]
+        results = list(map(from_bytes, raw, rows))
+
+        def response_of() -> HttpResponse:
+            common = {
+                "id": job.request_id,
+                "created": int(job.started_at),
+                "model": self.served.name,
+                "usage": run.usage.as_openai(),
+            }
+            if pack is not None:
+                return pack(results, common)
+            return json_response(encoded_by_entry(common | make(results)))
+
+        # Floats as decimals are long: of many vectors they'd keep the event loop.
+        response = await render_pool().run(sum(map(len, raw)), response_of)
+        add_headers(response, run, ignored)
+        return response
+
+
+def encoded_by_entry(body: dict[str, Any]) -> bytes:
+    """The body as JSON, the entries of its lists one by one.
+
+    The encoder keeps all of Python for itself while it writes: 48 MiB of vectors at once would be
+    seconds in which nobody's stream gets a token.
+    """
+    fields = (_encode(name) + b":" + _entries(value) for name, value in body.items())
+    return b"{" + b",".join(fields) + b"}"
+
+
+def _entries(value: Any) -> bytes:
+    return b"[" + b",".join(map(_encode, value)) + b"]" if type(value) is list else _encode(value)
+
+
+async def begin(
+    request: GatewayRequest, body: PoolingBody, endpoint: str, param: str, task: str
+) -> Call:
+    """The call, for a model that does `task` ("" for any that pools).
+
+    Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`; `EngineOverloaded`
+    (429) or `Overloaded` (503) when too much waits for the model.
+    """
+    served = await find_served(request.caller, body.model, task=None)
+    if task or served.info.pooling is None:
+        check_task(served.name, served.info.tasks, task or endpoint)
+    served.check_queue(request.caller, body.priority)
+    return Call(request, body, served, endpoint, param)

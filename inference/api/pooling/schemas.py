@@ -1,0 +1,372 @@
+"""Request bodies of the pooling endpoints, in the words of OpenAI, vLLM, Jina and Cohere."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import AliasChoices, Field, model_validator
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import EmbedDtype, Endianness, PoolingParams
+from engine.text.tokenizer import room_for
+from inference.api.pooling.formats import check_format
+from inference.chat.job import prompt_token_ids
+from inference.errors import UnsupportedField
+from inference.rendering.prompts import truncated
+from inference.request.job import Served
+from inference.schemas.base import GenerateRequest, Refused
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import parse
+from inference.settings import gateway_settings
+
+# -- Chats as input of the pooling endpoints: rendered by the model's template, then pooled.
+
+
+#: How a chat is rendered: `ChatRequest`'s fields, which check them.
+RENDERING = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+)
+
+
+def is_chat(value: Any) -> bool:
+    """Whether it's a list of messages, or a list of such lists."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
+    """One chat, or a list of several, each checked as the chat endpoint checks it.
+
+    Unlike there, no generation prompt is added unless it's asked for.
+
+    Raises: `InvalidRequest` and pydantic's ValidationError, naming the fields of a chat.
+    """
+    several = isinstance(messages, list) and bool(messages) and isinstance(messages[0], list)
+    chats = messages if several else [messages]
+    limit = gateway_settings().max_prompts
+    if len(chats) > limit:
+        raise InvalidRequest(
+            f"messages holds {len(chats)} chats; at most {limit} may be sent at once.",
+            param="messages",
+        )
+    given = {"add_generation_prompt": False} | rendering
+    return [parse(ChatRequest, given | {"messages": chat}) for chat in chats]
+
+
+async def chat_prompts(
+    served: Served, chats: list[ChatRequest], params: PoolingParams, side: str
+) -> list[list[int]]:
+    """Token ids of each, cut at `side` where `params` say so; special tokens stay.
+
+    Raises: what the template refuses, as the chat endpoint does.
+    """
+    limit = params.prompt_limit(served.info.max_model_len)
+    found = []
+    for chat in chats:
+        wants_special = bool(chat.add_special_tokens)
+        plain = chat.model_copy(update={"add_special_tokens": False})
+        ids = await prompt_token_ids(plain, served)
+        wrapped = served.tokenizer.wrapped
+        if limit is not None:
+            special = len(wrapped([])) if wants_special else 0
+            ids = truncated(ids, room_for(limit, special), side)
+        found.append(wrapped(ids) if wants_special else ids)
+    return found
+
+
+# -- A request's texts and token ids, as lists.
+
+
+Item = str | list[int]
+
+
+def split_input(value: Any) -> list[Item]:
+    """A text, texts, token ids or lists of token ids, as a list of items.
+
+    Raises `InvalidRequest` for something else, nothing, or too many.
+    """
+    if isinstance(value, list) and value and not isinstance(value[0], str | list):
+        value = [value]
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        _check_count(value, "input")
+        if not all(isinstance(item, list) for item in value):
+            raise _wrong_type("input", "a string, strings, token ids or lists of token ids")
+        return value
+    return list(texts_of(value, "input"))
+
+
+def texts_of(value: Any, param: str) -> list[str]:
+    """One text or several, as a list. Raises `InvalidRequest` as `split_input` does."""
+    if value is None:
+        raise InvalidRequest(
+            f"Missing required parameter: '{param}'.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list):
+        raise _wrong_type(param, "a string or a list of strings")
+    _check_count(texts, param)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise _wrong_type(f"{param}[{place}]", "a string")
+        if not text:
+            name = param if isinstance(value, str) else f"{param}[{place}]"
+            raise InvalidRequest(f"{name} must not be empty.", param=name)
+    return texts
+
+
+def _check_count(items: list[Any], param: str) -> None:
+    limit = gateway_settings().max_prompts
+    if not items:
+        raise InvalidRequest(f"{param} must not be empty.", param=param)
+    if len(items) > limit:
+        raise InvalidRequest(
+            f"{param} holds {len(items)} entries; at most {limit} may be sent at once.", param=param
+        )
+
+
+def _wrong_type(param: str, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {wanted}.", param=param, code="invalid_type")
+
+
+#: Fields that the endpoints' families know and that Quire doesn't support, with the values that
+#: change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "embedding_types": (["float"],),
+    "images": ([],),
+    "max_chunks_per_doc": (),
+    "padding": ("do_not_pad",),
+    "rank_fields": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "stream": (False,),
+    "stream_options": (),
+}
+
+
+class PoolingBody(GenerateRequest):
+    """What all of them share."""
+
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = Field(
+        default=None, validation_alias=AliasChoices("use_activation", "activation", "normalize")
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: dict[str, Any]) -> dict[str, Any]:
+        for name in UNSUPPORTED.keys() & data.keys():
+            value = data[name]
+            if value is not None and value not in UNSUPPORTED[name]:
+                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self.check_fields()
+            self.params("")
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    @property
+    def side(self) -> str:
+        """Where what is too long is cut."""
+        return self.truncation_side or "right"
+
+    def check_fields(self) -> None:
+        """Raise `InvalidRequest` for what pydantic can't see."""
+
+    def params(self, task: str) -> PoolingParams:
+        """For the engine. Raises `InvalidRequest`."""
+        return PoolingParams(
+            task=task,
+            use_activation=self.use_activation,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+        )
+
+    def ignored_fields(self) -> list[str]:
+        """See `GenerateRequest`; what changes nothing is no unknown field."""
+        return [name for name in super().ignored_fields() if name not in UNSUPPORTED]
+
+
+class InputBody(PoolingBody):
+    """Texts or token ids, each for itself; or chats, as `messages` or in the place of texts.
+
+    `items` is what `input` was, as a list. `add_special_tokens` is true for a text and false for
+    a chat, whose template has its own.
+    """
+
+    input: Any = None
+    messages: Any = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = False
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    _items: list[Item] = []
+    _chats: list[ChatRequest] = []
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        messages = self.messages
+        if messages is None and is_chat(self.input):
+            messages = self.input
+        elif messages is not None and self.input is not None:
+            raise InvalidRequest("Either messages or input is needed, not both.", param="messages")
+        if messages is None:
+            for name in ("chat_template", "chat_template_kwargs"):
+                if getattr(self, name):
+                    raise InvalidRequest(f"{name} is only for messages.", param=name)
+            self._items = split_input(self.input)
+        else:
+            given = self.model_dump(include=set(RENDERING), exclude_none=True, exclude_unset=True)
+            self._chats = parsed_chats(messages, given)
+
+    @property
+    def items(self) -> list[Item]:
+        """Each a text or a list of (unchecked) token ids; empty where it's chats."""
+        return self._items
+
+    @property
+    def param(self) -> str:
+        """The field that the prompts are of."""
+        return "input" if self.messages is None else "messages"
+
+    @property
+    def chats(self) -> list[ChatRequest]:
+        """In the place of `items`."""
+        return self._chats
+
+
+class EmbeddingRequest(InputBody):
+    """The body of `POST /v1/embeddings`."""
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
+    embed_dtype: EmbedDtype | None = "float32"
+    endianness: Endianness | None = "native"
+    dimensions: int | None = None
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        super().check_fields()
+        check_format(self.encoding_format, len(self.items) or len(self.chats))
+
+    def params(self, task: str) -> PoolingParams:
+        """See `PoolingBody`."""
+        return PoolingParams(
+            task=task,
+            dimensions=self.dimensions,
+            use_activation=self.use_activation,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+        )
+
+
+class PoolingRequest(EmbeddingRequest):
+    """The body of `POST /pooling`. `data` is for the model's IO processor, in place of `input`."""
+
+    task: str | None = None
+    data: Any = None
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        if self.data is not None:
+            if self.input is not None or self.messages is not None:
+                raise InvalidRequest("Either data or input is needed, not both.", param="data")
+            return
+        super().check_fields()
+        PoolingParams(task=self.task or "")
+
+
+class ClassifyRequest(InputBody):
+    """The body of `POST /classify`."""
+
+
+class ScoringBody(PoolingBody):
+    """What scores of pairs share. Of longer texts so many tokens are read; 0: all."""
+
+    max_tokens_per_query: int | None = 0
+    max_tokens_per_doc: int | None = 0
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+            limit = getattr(self, name)
+            if (limit or 0) < 0:
+                raise InvalidRequest(
+                    f"{name} must be a non-negative integer, got {limit}.", param=name
+                )
+
+
+class ScoreRequest(ScoringBody):
+    """The body of `POST /score`."""
+
+    text_1: Any = Field(default=None, validation_alias=AliasChoices("text_1", "data_1", "queries"))
+    text_2: Any = Field(
+        default=None, validation_alias=AliasChoices("text_2", "data_2", "documents", "items")
+    )
+    _texts: tuple[list[str], list[str]] = ([], [])
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        super().check_fields()
+        self._texts = (texts_of(self.text_1, "text_1"), texts_of(self.text_2, "text_2"))
+
+    @property
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Both sides, as lists."""
+        return self._texts
+
+
+class RerankRequest(ScoringBody):
+    """The body of `POST /rerank`."""
+
+    #: Whether answers hold the documents when the request doesn't say.
+    shows_documents: ClassVar[bool] = True
+
+    query: str
+    documents: Any = None
+    top_n: int | None = Field(default=None, ge=0)
+    return_documents: bool | None = None
+    _texts: list[str] = []
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        super().check_fields()
+        if not self.query:
+            raise InvalidRequest("query must not be empty.", param="query")
+        documents = self.documents
+        if isinstance(documents, list):
+            documents = [_document_text(document) for document in documents]
+        self._texts = texts_of(documents, "documents")
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return self._texts
+
+    @property
+    def wants_documents(self) -> bool:
+        """Whether the answer is to hold the documents."""
+        asked = self.return_documents
+        return self.shows_documents if asked is None else asked
+
+
+class RerankV2Request(RerankRequest):
+    """The body of `POST /v2/rerank`, whose answers hold no documents unless asked."""
+
+    shows_documents = False
+
+
+def _document_text(document: Any) -> Any:
+    """Jina's and Cohere's `{"text": ...}` as its text."""
+    return document.get("text") if isinstance(document, dict) else document

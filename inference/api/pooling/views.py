@@ -1,0 +1,287 @@
+"""`/v1/embeddings`, `/pooling`, `/classify`, `/score` and `/rerank`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict
+
+from catalog.access import access_models
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import Vectors, default_task, pair_up
+from inference.api.pooling.formats import Form
+from inference.api.pooling.inputs import chat_entries, item_entries
+from inference.api.pooling.job import Call, Make, Pack, begin
+from inference.api.pooling.outputs import answer_data, answer_with_scores
+from inference.api.pooling.schemas import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    InputBody,
+    PoolingBody,
+    PoolingRequest,
+    RerankRequest,
+    RerankV2Request,
+    ScoreRequest,
+)
+from inference.engine_client.client import get_engine_client
+from inference.errors import UnsupportedField
+from inference.serving.respond import parse_beside
+from inference.settings import gateway_settings
+from inference.web.views import GatewayRequest, GatewayView
+from tenants.authentication import Caller
+
+# -- `POST /v1/moderations`: OpenAI's form for what a classification model says of texts.
+
+
+#: A label that is at least this likely is flagged.
+THRESHOLD = 0.5
+#: Labels that say that a text is fine, in small letters and without separators.
+FINE = frozenset(
+    {
+        *("safe", "ok", "okay", "fine", "clean", "benign", "normal", "neutral", "none", "no"),
+        *("nontoxic", "nottoxic", "nohate", "nonhate", "nothate", "nothatespeech", "sfw"),
+        *("harmless", "unharmful", "notoffensive", "nonoffensive", "legit", "acceptable", "s"),
+    }
+)
+#: OpenAI's own moderators: whoever asks for them means the one that is here.
+OPENAIS = ("omni-moderation", "text-moderation")
+
+
+class Part(BaseModel):
+    """A part of one input. Only text is taken."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class ModerationRequest(PoolingBody):
+    """The body: one text, several, or the parts of one."""
+
+    input: str | list[str] | list[Part]
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        limit = gateway_settings().max_prompts
+        if not self.input or (len(self.input) > limit and not isinstance(self.input, str)):
+            raise InvalidRequest(f"input must hold 1 to {limit} texts.", param="input")
+        for place, part in enumerate(self.input):
+            if isinstance(part, Part) and (part.type != "text" or part.text is None):
+                raise UnsupportedField(
+                    "Only parts of the type 'text' are supported.", param=f"input[{place}].type"
+                )
+        if not all(self.texts):
+            raise InvalidRequest("input must not hold an empty text.", param="input")
+
+    @property
+    def texts(self) -> list[str]:
+        """What is judged, each by itself."""
+        if isinstance(self.input, str):
+            return [self.input]
+        texts = [part for part in self.input if isinstance(part, str)]
+        parts = [part.text or "" for part in self.input if isinstance(part, Part)]
+        return texts or ["\n".join(parts)]
+
+
+class ModerationsView(GatewayView):
+    """Whether texts are of a kind that a classifier finds."""
+
+    generates = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"id", "model", "results": [{"flagged", "categories", "category_scores"}]}`."""
+        body = await parse_beside(ModerationRequest, self.read_json(request))
+        if body.model is None or body.model.startswith(OPENAIS):
+            body.model = await only_classifier(request.caller)
+        call = await begin(request, body, "moderations", "input", "classify")
+        facts = call.served.info.pooling
+        labels = facts.labels if facts is not None else []
+
+        def make(results: list[Vectors]) -> dict[str, Any]:
+            return {"results": [judged(labels, row.tolist()) for row in results]}
+
+        entries = item_entries(call.served, [*body.texts], body.params("classify"))
+        return await call.answer(await call.entries(entries), make)
+
+
+async def only_classifier(caller: Caller) -> str:
+    """The name of the only classification model of the caller's.
+
+    Raises: `InvalidRequest` for none, or several.
+    """
+    client = get_engine_client()
+    await client.start()
+    found = [
+        card.id
+        for card in await access_models(caller)
+        if (info := client.fleet.model(card.id)) is not None and "classify" in info.tasks
+    ]
+    if len(found) != 1:
+        raise InvalidRequest(
+            "There are several classification models: name one in model."
+            if found
+            else "There is no classification model that this key may use.",
+            param="model",
+        )
+    return found[0]
+
+
+def judged(labels: list[str], scores: list[float]) -> dict[str, Any]:
+    """One text's result: its categories are the model's labels, but for those that say "fine"."""
+    kinds = {
+        label: score
+        for label, score in zip(labels, scores, strict=True)
+        if "".join(filter(str.isalnum, label.lower())) not in FINE
+    }
+    categories = {label: score >= THRESHOLD for label, score in kinds.items()}
+    return {
+        "flagged": any(categories.values()),
+        "categories": categories,
+        "category_scores": kinds,
+        "category_applied_input_types": {label: ["text"] for label in kinds},
+    }
+
+
+class EmbeddingsView(GatewayView):
+    """Vectors of texts, as OpenAI's endpoint gives them."""
+
+    generates = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
+        body = await parse_beside(EmbeddingRequest, self.read_json(request))
+        call = await begin(request, body, "embeddings", body.param, "embed")
+        return await _answer(call, body, "embed", "embedding", "embedding")
+
+
+class PoolingView(GatewayView):
+    """Whatever the model makes of texts, or what `task` says."""
+
+    generates = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
+        body = await parse_beside(PoolingRequest, self.read_json(request))
+        if body.data is not None:
+            return await answer_data(await begin(request, body, "pooling", "data", ""), body)
+        call = await begin(request, body, "pooling", body.param, body.task or "")
+        task = body.task or default_task(call.served.info.tasks)
+        return await _answer(call, body, task, "pooling", "data")
+
+
+class ClassifyView(GatewayView):
+    """Labels of texts."""
+
+    generates = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
+        body = await parse_beside(ClassifyRequest, self.read_json(request))
+        call = await begin(request, body, "classify", body.param, "classify")
+        facts = call.served.info.pooling
+        labels = facts.labels if facts is not None else []
+
+        def make(results: list[Vectors]) -> dict[str, Any]:
+            data = []
+            for index, probs in enumerate(results):
+                label = labels[int(probs.argmax())]
+                entry = {"index": index, "label": label, "probs": probs.tolist()}
+                data.append(entry | {"num_classes": len(probs)})
+            return {"object": "list", "data": data}
+
+        return await _run(call, body, "classify", make)
+
+
+class ScoreView(GatewayView):
+    """How well texts fit each other: one against several, or pair by pair."""
+
+    generates = True
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"object": "list", "data": [{"index", "object": "score", "score"}], ...}`."""
+        body = await parse_beside(ScoreRequest, self.read_json(request))
+        first, second = body.texts
+        pairs = pair_up(len(first), len(second))
+        call = await begin(request, body, "score", "text_2", "score")
+
+        def make(scores: list[float]) -> dict[str, Any]:
+            data = [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(scores)
+            ]
+            return {"object": "list", "data": data}
+
+        return await answer_with_scores(call, body, first, second, pairs, make)
+
+
+class RerankView(GatewayView):
+    """Documents in the order of how well they answer a query, as Jina's endpoint gives them."""
+
+    generates = True
+    body_schema: ClassVar[type[RerankRequest]] = RerankRequest
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"results": [{"index", "relevance_score", "document": {"text"}}], ...}`."""
+        body = await parse_beside(self.body_schema, self.read_json(request))
+        call = await begin(request, body, "rerank", "documents", "score")
+        documents = body.texts
+        pairs = [(0, place) for place in range(len(documents))]
+
+        def make(scores: list[float]) -> dict[str, Any]:
+            order = sorted(range(len(scores)), key=lambda place: -scores[place])
+            results: list[dict[str, Any]] = []
+            for place in order[: body.top_n or None]:
+                result: dict[str, Any] = {"index": place, "relevance_score": scores[place]}
+                if body.wants_documents:
+                    result["document"] = {"text": documents[place]}
+                results.append(result)
+            return {"results": results, **self.more(len(documents))}
+
+        return await answer_with_scores(call, body, [body.query], documents, pairs, make)
+
+    def more(self, num_documents: int) -> dict[str, Any]:
+        """What the answer holds besides."""
+        return {}
+
+
+class RerankV2View(RerankView):
+    """The same as Cohere's second version gives it."""
+
+    body_schema = RerankV2Request
+
+    def more(self, num_documents: int) -> dict[str, Any]:
+        """Cohere's `meta`; a search unit is a query with up to 100 documents."""
+        units = {"search_units": -(-num_documents // 100)}
+        return {"meta": {"api_version": {"version": "2"}, "billed_units": units}}
+
+
+async def _run(
+    call: Call, body: InputBody, task: str, make: Make, pack: Pack | None = None
+) -> HttpResponseBase:
+    """Answer for each input by itself."""
+    params, served = body.params(task), call.served
+    if body.chats:
+        made = chat_entries(served, body.chats, params, body.side)
+    else:
+        special = body.add_special_tokens is not False
+        made = item_entries(served, body.items, params, add_special_tokens=special, side=body.side)
+    return await call.answer(await call.entries(made), make, pack)
+
+
+async def _answer(
+    call: Call, body: EmbeddingRequest, task: str, kind: str, field: str
+) -> HttpResponseBase:
+    """Answer with vectors, in the format that the request asks for."""
+    dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
+    form = Form(body.encoding_format or "float", dtype, endianness)
+
+    def make(results: list[Vectors]) -> dict[str, Any]:
+        data = [
+            {"object": kind, "index": index, field: form.in_json(row)}
+            for index, row in enumerate(results)
+        ]
+        return {"object": "list", "data": data}
+
+    return await _run(call, body, task, make, form.response if form.is_raw else None)

@@ -1,0 +1,112 @@
+"""What was said before a response, and what is said now, as items that a chat can be made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.fernet import InvalidToken
+
+from common.db import in_db_thread
+from common.one_time import boxes
+from engine.contract.errors import InvalidRequest
+from inference.api.responses.schemas import ResponsesRequest
+from inference.generation.takeover import note_read, read_before
+from inference.loop.offload import beside, note_work
+from storage.access import StoredResponse, access_all_items, access_response_chain
+from tenants.authentication import Caller
+
+# -- A conversation made short: a summary by its model, sealed for its tenant.
+#
+# The client gets one item, which it sends back in place of the conversation. What is in it only
+# this installation can read, and only for the tenant that it was made for.
+
+
+KIND = "compaction"
+_HEAD = "Summary of the conversation so far:\n\n"
+#: Of a sealed summary, in characters.
+MAX_SEALED = 1 << 20
+
+
+def sealed(summary: str, tenant_id: int) -> str:
+    """The summary as clients keep it."""
+    text = json.dumps({"tenant": tenant_id, "summary": summary})
+    return boxes(KIND).encrypt(text.encode()).decode()
+
+
+def opened(items: Iterable[dict[str, Any]], tenant_id: int, param: str) -> list[dict[str, Any]]:
+    """The items, with a system message for each compaction.
+
+    Raises: `InvalidRequest` for one that isn't this installation's and this tenant's.
+    """
+    return [
+        _message(item, tenant_id, f"{param}[{place}].encrypted_content")
+        if item.get("type") == KIND
+        else item
+        for place, item in enumerate(items)
+    ]
+
+
+def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]:
+    content = item.get("encrypted_content")
+    refused = InvalidRequest(
+        "This compaction wasn't made on this installation for your tenant.", param=param
+    )
+    if not isinstance(content, str) or len(content) > MAX_SEALED or not content.isascii():
+        raise refused
+    try:
+        found = json.loads(boxes(KIND).decrypt(content.encode()))
+    except InvalidToken:
+        raise refused from None
+    if found["tenant"] != tenant_id:
+        raise refused
+    return {"type": "message", "role": "system", "content": _HEAD + found["summary"]}
+
+
+@dataclass(frozen=True)
+class Said:
+    """Items before this turn, and this turn's own. Compactions are their summaries."""
+
+    before: list[dict[str, Any]]
+    now: list[dict[str, Any]]
+
+
+async def conversation(caller: Caller, request: ResponsesRequest) -> Said:
+    """All that a response goes on from.
+
+    Raises: `NotFound` naming `previous_response_id` or `conversation`, `InvalidRequest` for one
+    that nothing can go on from.
+    """
+    before: list[dict[str, Any]] = []
+    chars = 0
+    note_read(None)
+    if request.conversation_id is not None:
+        until = await read_before(caller) if request.stream else None
+        rows = await in_db_thread(access_all_items, caller, request.conversation_id, until)
+        note_read(rows[-1].pk if rows else 0)
+        before, chars = [row.item for row in rows], sum(row.size for row in rows)
+    elif request.previous_response_id is not None:
+        rows = await in_db_thread(access_response_chain, caller, request.previous_response_id)
+        before, chars = _items_of(rows), sum(row.chars for row in rows)
+    note_work(items=len(before), chars=chars)
+    return await beside(_said, before, request, caller.tenant_id)
+
+
+def _said(before: list[dict[str, Any]], request: ResponsesRequest, tenant_id: int) -> Said:
+    return Said(
+        opened(before, tenant_id, "conversation"), opened(request.items, tenant_id, "input")
+    )
+
+
+def _items_of(rows: Iterable[StoredResponse]) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for row in rows:
+        if row.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"The response {row.public_id} is {row.status}: it can't be continued.",
+                param="previous_response_id",
+            )
+        items += [*row.input_items, *row.body["output"]]
+    return items

@@ -1,0 +1,331 @@
+"""A Responses request as the chat that the model continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from common.files import new_id
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from inference.api.responses.conversation import Said
+from inference.api.responses.schemas import (
+    KINDS,
+    LOGPROBS,
+    OfferedTool,
+    ResponsesRequest,
+    allowed,
+    as_chat_names,
+    chosen,
+    name_for_model,
+    offered,
+)
+from inference.chat.job import prompt_token_ids
+from inference.chat.turn import ChatTurn
+from inference.errors import UnsupportedField, as_quire_error
+from inference.loop.offload import beside
+from inference.request.job import Served
+from inference.schemas.base import in_words_of
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import parse
+
+# -- The Responses API's items as the messages of a chat, and input items as they are kept.
+
+
+#: Parts of a message's content that are text.
+TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
+PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}
+CALLS = ("function_call", "custom_tool_call")
+#: What a call came to.
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+class Messages:
+    """Collects items into chat messages. Raises `InvalidRequest` naming `input[n]`."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._reasoning = ""
+
+    def instruct(self, text: str) -> None:
+        """A system message; before all others."""
+        self.messages.insert(0, {"role": "system", "content": text})
+
+    def add_all(self, items: Iterable[dict[str, Any]]) -> None:
+        """Add items in order."""
+        for place, item in enumerate(items):
+            self._add(item, f"input[{place}]")
+
+    def _add(self, item: dict[str, Any], param: str) -> None:
+        kind = item.get("type", "message")
+        if kind == "message":
+            self._add_message(item, param)
+        elif kind in CALLS:
+            self._add_call(item, param)
+        elif kind in OUTPUTS:
+            output = _text(item.get("output"), f"{param}.output")
+            call_id = _needed(item, "call_id", param)
+            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        elif kind == "reasoning":
+            self._reasoning += _text(item.get("content") or "", f"{param}.content")
+        else:
+            raise UnsupportedField(
+                f"Input items of the type {str(kind)[:50]!r} are not supported.",
+                param=f"{param}.type",
+            )
+
+    def _add_message(self, item: dict[str, Any], param: str) -> None:
+        role = item.get("role")
+        if role is None:
+            raise InvalidRequest("A message needs a role.", param=f"{param}.role")
+        text = _text(item.get("content"), f"{param}.content")
+        if role == "assistant":
+            self._assistant()["content"] = text
+        else:
+            self._reasoning = ""
+            self.messages.append({"role": role, "content": text})
+
+    def _add_call(self, item: dict[str, Any], param: str) -> None:
+        last = self.messages[-1] if self.messages else {}
+        # Text and calls of one turn are one message, as the model wrote them.
+        message = last if last.get("role") == "assistant" else self._assistant()
+        kind, text = "function", "arguments"
+        if item["type"] == "custom_tool_call":
+            kind, text = "custom", "input"
+        call = {"id": _needed(item, "call_id", param), "type": kind}
+        called = {name: _needed(item, name, param) for name in ("name", text)}
+        called["name"] = name_for_model(item.get("namespace"), called["name"])
+        message.setdefault("tool_calls", []).append({**call, kind: called})
+
+    def _assistant(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        if self._reasoning:
+            message["reasoning_content"], self._reasoning = self._reasoning, ""
+        self.messages.append(message)
+        return message
+
+
+def _needed(item: dict[str, Any], name: str, param: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} needs {name}.", param=f"{param}.{name}")
+    return value
+
+
+def _text(content: Any, param: str) -> str:
+    """A string, or text parts as one. Raises `UnsupportedField` for images and files."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest("There is no content.", param=param)
+    texts = []
+    for place, part in enumerate(content):
+        kind, text = part.get("type"), part.get("text")
+        if kind == "refusal":
+            text = part.get("refusal")
+        elif not isinstance(kind, str) or kind not in TEXT_PARTS:
+            raise UnsupportedField(
+                f"Content of the type {str(kind)[:50]!r} is not supported.",
+                param=f"{param}[{place}].type",
+            )
+        if not isinstance(text, str):
+            raise InvalidRequest("A text part needs a text.", param=f"{param}[{place}].text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def kept_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Input items as they are listed later: each with an id, content always in parts."""
+    kept = []
+    for item in items:
+        kind = item.get("type", "message")
+        made = {"id": new_id(PREFIXES.get(kind, "item_")), "status": "completed", **item}
+        made["type"] = kind
+        if kind == "message" and isinstance(item.get("content"), str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            made["content"] = [{"type": part, "text": item["content"]}]
+            if part == "output_text":
+                made["content"][0]["annotations"] = []
+        kept.append(made)
+    return kept
+
+
+# -- `truncation: "auto"`: a conversation that is too long loses its oldest messages.
+
+
+SYSTEM = ("system", "developer")
+
+
+def without_oldest(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Without the `count` oldest messages that aren't the system's; the last one always stays.
+
+    Outputs of calls that are gone go with them.
+    """
+    spoken = [place for place, message in enumerate(messages) if message["role"] not in SYSTEM]
+    gone = set(spoken[:-1][:count])
+    kept = [message for place, message in enumerate(messages) if place not in gone]
+    calls = {call["id"] for message in kept for call in message.get("tool_calls") or ()}
+    return [m for m in kept if m["role"] != "tool" or m["tool_call_id"] in calls or m is kept[-1]]
+
+
+async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequest:
+    """The chat without as few of its oldest messages as need be; with one alone, if none fits.
+
+    Args:
+        make: the chat without so many messages.
+    """
+
+    async def fits(count: int) -> bool:
+        chat = await beside(make, count)
+        try:
+            prompt = await prompt_token_ids(chat, served, generates=True)
+        except ContextLengthExceeded:
+            return False
+        # A limit is a ceiling: one as large as the context mustn't cost all that was said.
+        wanted = min(chat.output_limit or 1, served.info.max_model_len // 2)
+        return len(prompt) + wanted <= served.info.max_model_len
+
+    if await fits(0):
+        return await beside(make, 0)
+    low, high = 0, len((await beside(make, 0)).messages)  # low doesn't fit; high may
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if await fits(middle) else (middle, high)
+    return await beside(make, high)
+
+
+#: The chat's fields in this endpoint's words.
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
+}
+#: Fields that both have under one name.
+SHARED = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "user",
+    "priority",
+    "service_tier",
+    "cache_salt",
+    "chat_template_kwargs",
+)
+
+
+def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> ChatRequest:
+    """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
+
+    Raises: `InvalidRequest` with the name of the client's field.
+    """
+    body: dict[str, Any] = {
+        name: value for name in SHARED if (value := getattr(request, name)) is not None
+    }
+    body["messages"] = _messages(request, said)
+    if dropped:
+        body["messages"] = without_oldest(body["messages"], dropped)
+    if request.max_output_tokens is not None:
+        body["max_completion_tokens"] = request.max_output_tokens
+    if request.tools:
+        body["tools"] = [_tool(each) for each in offered(request.tools)]
+        body["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
+        body["tool_choice"] = _tool_choice(request)
+    if (form := _format(request)) is not None:
+        body["response_format"] = form
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        body["reasoning_effort"] = request.reasoning.effort
+    if request.top_logprobs is not None or LOGPROBS in (request.include or ()):
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    try:
+        chat = parse(ChatRequest, body)
+    except ValueError as error:  # pydantic's, in the chat's words
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_our_words(told, request) from None
+        raise
+    return chat.allowing(system_anywhere=True)
+
+
+def unfollowed(turn: ChatTurn) -> list[str]:
+    """Fields that the model has no use for, as this endpoint calls them."""
+    return [NAMES.get(name, name) for name in turn.options.unfollowed]
+
+
+def in_our_words(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
+    """A chat's error with the field as this endpoint calls it."""
+
+    def field(place: str, name: str) -> str:
+        return f"{offered(request.tools)[int(place)].place}.{name}".rstrip(".")
+
+    return in_words_of(error, NAMES, field)
+
+
+def _messages(request: ResponsesRequest, said: Said) -> list[dict[str, Any]]:
+    collected = Messages()
+    collected.add_all(said.before)
+    collected.add_all(said.now)
+    if request.instructions is not None:
+        collected.instruct(request.instructions)
+    return collected.messages
+
+
+def _tool(given: OfferedTool) -> dict[str, Any]:
+    tool = given.tool.model_dump(exclude_none=True)
+    kind = tool.pop("type")
+    tool["name"] = given.name
+    if given.about:  # the model sees no namespaces
+        tool["description"] = f"{given.about}\n{tool.get('description', '')}".rstrip()
+    form = tool.get("format")
+    if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
+        grammar = {name: value for name, value in form.items() if name != "type"}
+        tool["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: tool}
+
+
+def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
+    choice = request.tool_choice or "auto"
+    if isinstance(choice, str):
+        return choice
+    tools = offered(request.tools)
+    if choice.get("type") == "allowed_tools":
+        entries: Any = choice.get("tools")
+        if isinstance(entries, list):  # what is wrong stays as it is
+            entries = [each for entry in entries for each in allowed(entry, tools)]
+        named = {"mode": choice.get("mode"), "tools": entries}
+        return {"type": "allowed_tools", "allowed_tools": named}
+    kind, name = choice.get("type"), choice.get("name")
+    if kind not in KINDS or not isinstance(name, str):
+        raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
+    return as_chat_names(kind, chosen(choice, tools).name)
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any] | None:
+    form = request.text.format if request.text else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    schema = {
+        "name": form.name,
+        "schema": form.json_schema,
+        "strict": form.strict,
+        "description": form.description,
+    }
+    given = {name: value for name, value in schema.items() if value is not None}
+    return {"type": "json_schema", "json_schema": given}

@@ -1,0 +1,237 @@
+"""A turn's parts as output items, and the events that tell of them while they grow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from common.files import derived_id
+from engine.contract.errors import QuireError
+from inference.api.responses.schemas import name_for_model
+from inference.parsers.state_machine import BEGINNINGS, Part
+
+Event = dict[str, Any]
+#: What of a call grows, by the type of its item.
+GROWS = {"function_call": "arguments", "custom_tool_call": "input"}
+_CUSTOM = ("ctc_", "custom_tool_call")
+
+
+class Output:
+    """Builds the items of one response; every method returns the events of what it did.
+
+    `request_id`: what the items' ids are made from. `split_names`: see `namespaces.split_names`.
+
+    Attributes:
+        items: so far, the last one perhaps unfinished.
+    """
+
+    def __init__(
+        self, request_id: str, split_names: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        self._request_id, self._split_names = request_id, split_names or {}
+        self.items: list[dict[str, Any]] = []
+        self._open = ""
+        self._call = -1
+
+    def go_on_from(self, items: list[dict[str, Any]]) -> None:
+        """Items that were begun elsewhere, the last one perhaps unfinished."""
+        self.items, last = items, items[-1]
+        if last["status"] == "in_progress":
+            kinds = {"message": "content", "reasoning": "reasoning"}
+            self._open = kinds.get(last["type"], "call")
+
+    def take(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
+        """Add parts in the model's order. `logprobs`: of their tokens; they go with the text."""
+        events: list[Event] = []
+        for part in parts:
+            if part.kind in BEGINNINGS:
+                events += self._begin_call(part)
+            elif part.kind in ("arguments", "input"):
+                events += self._more_of_call(part)
+            else:
+                events += self._more_text(part, logprobs if part.kind == "content" else [])
+                logprobs = [] if part.kind == "content" else logprobs
+        return events
+
+    def end(self, status: str) -> list[Event]:
+        """Close what is open; `status` of the last item: "completed" or "incomplete"."""
+        events = [] if self.items else self._begin_text("content")
+        return events + self._close(status)
+
+    def _new_id(self, prefix: str) -> str:
+        """The same for the same item, whichever gateway writes it."""
+        return derived_id(prefix, f"{self._request_id}/{len(self.items)}")
+
+    # -- text ---------------------------------------------------------------------------------
+
+    def _more_text(self, part: Part, logprobs: list[dict[str, Any]]) -> list[Event]:
+        events = []
+        if self._open != part.kind:
+            events = self._close() + self._begin_text(part.kind)
+        content = self.items[-1]["content"][0]
+        content["text"] += part.text
+        delta: Event = {**self._place(), "content_index": 0, "delta": part.text}
+        if part.kind == "content":
+            content["logprobs"] += logprobs
+            delta = {"type": "response.output_text.delta", **delta, "logprobs": logprobs}
+        else:
+            delta = {"type": "response.reasoning_text.delta", **delta}
+        return [*events, delta]
+
+    def _begin_text(self, kind: str) -> list[Event]:
+        self._open = kind
+        if kind == "content":
+            item: dict[str, Any] = {
+                "id": self._new_id("msg_"),
+                "type": "message",
+                "role": "assistant",
+            }
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"id": self._new_id("rs_"), "type": "reasoning", "summary": []}
+            part = {"type": "reasoning_text", "text": ""}
+        item |= {"status": "in_progress", "content": []}
+        self.items.append(item)
+        events = [self._item_event("added")]
+        item["content"].append(part)
+        return [*events, self._part_event("added")]
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _begin_call(self, part: Part) -> list[Event]:
+        events = self._close()
+        self._open, self._call = "call", part.call
+        prefix, kind = ("fc_", "function_call") if part.kind == "call" else _CUSTOM
+        namespace, name = self._split_names.get(part.text, ("", part.text))
+        self.items.append(
+            {
+                "id": self._new_id(prefix),
+                "type": kind,
+                "call_id": part.id,
+                **({"namespace": namespace} if namespace else {}),
+                "name": name,
+                GROWS[kind]: "",
+                "status": "in_progress",
+            }
+        )
+        return [*events, self._item_event("added")]
+
+    def _more_of_call(self, part: Part) -> list[Event]:
+        item = self.items[-1]
+        item[GROWS[item["type"]]] += part.text
+        kind = f"response.{item['type']}_{GROWS[item['type']]}.delta"
+        return [{"type": kind, **self._place(), "delta": part.text}]
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _close(self, status: str = "completed") -> list[Event]:
+        if not self._open:
+            return []
+        kind, self._open = self._open, ""
+        item = self.items[-1]
+        item["status"] = status
+        if kind == "call":
+            grown = GROWS[item["type"]]
+            done = {"type": f"response.{item['type']}_{grown}.done", **self._place()}
+            if grown == "arguments":
+                done["name"] = item["name"]
+            return [{**done, grown: item[grown]}, self._item_event("done")]
+        content = item["content"][0]
+        name = "output_text" if kind == "content" else "reasoning_text"
+        done = {"type": f"response.{name}.done", **self._place(), "content_index": 0}
+        done["text"] = content["text"]
+        if kind == "content":
+            done["logprobs"] = content["logprobs"]
+        return [done, self._part_event("done"), self._item_event("done")]
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    def _item_event(self, what: str) -> Event:
+        item = self.items[-1]
+        copy = {**item, "content": list(item["content"])} if "content" in item else dict(item)
+        index = len(self.items) - 1
+        return {"type": f"response.output_item.{what}", "output_index": index, "item": copy}
+
+    def _part_event(self, what: str) -> Event:
+        part = dict(self.items[-1]["content"][0])
+        kind = f"response.content_part.{what}"
+        return {"type": kind, **self._place(), "content_index": 0, "part": part}
+
+
+# -- Going on with a response's events where a worker that died had stopped.
+#
+# The answer is made again from its beginning, with the same seed and so with the same tokens. What
+# was told already is passed over.
+
+
+_KINDS = {"message": "content", "reasoning": "reasoning"}
+_CALLS = {"function_call": ("call", "arguments"), "custom_tool_call": ("custom", "input")}
+#: Events that tell of a call's growth, and of what in it.
+_GROWTH = {f"response.{kind}_{grows}.delta": grows for kind, grows in GROWS.items()}
+
+
+class StreamLost(QuireError):
+    """What the new worker makes is not what the old one had told."""
+
+    status = 503
+    code = "stream_lost"
+
+
+def told_items(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The output items as far as their events tell."""
+    items: list[dict[str, Any]] = []
+    for event in events:
+        kind = event["type"]
+        if kind == "response.output_item.added":
+            items.append(event["item"])
+        elif kind == "response.output_item.done":
+            items[event["output_index"]] = event["item"]
+        elif kind == "response.content_part.added":
+            items[event["output_index"]]["content"].append(event["part"])
+        elif kind in _GROWTH:
+            items[event["output_index"]][_GROWTH[kind]] += event["delta"]
+        elif kind.endswith("_text.delta"):
+            items[event["output_index"]]["content"][0]["text"] += event["delta"]
+    return items
+
+
+class PassedOver:
+    """Leaves out of a new answer's parts what its items told already."""
+
+    def __init__(self, items: Iterable[dict[str, Any]]) -> None:
+        self._told: deque[tuple[str, str]] = deque()
+        for item in items:
+            if item["type"] in GROWS:
+                begins, grows = _CALLS[item["type"]]
+                name = name_for_model(item.get("namespace"), item["name"])
+                self._told += [(begins, name), (grows, item[GROWS[item["type"]]])]
+            else:
+                text = "".join(part["text"] for part in item["content"])
+                self._told.append((_KINDS[item["type"]], text))
+
+    def rest(self, parts: Iterable[Part]) -> list[Part]:
+        """What is new of them. Raises `StreamLost` when the rest is not what was told."""
+        return [left for part in parts if (left := self._rest(part)) is not None]
+
+    def _rest(self, part: Part) -> Part | None:
+        while self._told:
+            kind, text = self._told[0]
+            if not text:
+                self._told.popleft()
+                continue
+            length = min(len(text), len(part.text))
+            if kind != part.kind or text[:length] != part.text[:length]:
+                raise StreamLost("Another worker could not continue the answer.")
+            if kind in BEGINNINGS:
+                self._told.popleft()
+                return None
+            self._told[0] = (kind, text[length:])
+            if length == len(part.text):
+                return None
+            part = replace(part, text=part.text[length:])
+        return part

@@ -1,0 +1,348 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.schemas.base import (
+    BatchMetadata,
+    FailsFast,
+    KnownFields,
+    Label,
+    ModelName,
+    Priority,
+    Tier,
+)
+from inference.schemas.chat import Effort
+from inference.schemas.tools import MAX_TOOLS
+
+# -- Tools in namespaces: the model knows each by one name, clients by two.
+
+
+_SEPARATOR = "__"
+KINDS = ("function", "custom")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the model is offered.
+
+    Attributes:
+        name: for the model; `own`, its client's name for it, behind its namespace's.
+        namespace: "" for a tool that stands for itself. about: the namespace's description.
+        place: of the tool among the request's fields.
+    """
+
+    tool: NamespacedTool
+    name: str
+    own: str
+    place: str
+    namespace: str = ""
+    about: str = ""
+
+
+def name_for_model(namespace: str | None, name: str) -> str:
+    """The one name of a tool."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def offered(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
+    """All tools, one after the other, those in namespaces too."""
+    found = []
+    for place, tool in enumerate(tools or ()):
+        field, name = f"tools[{place}]", tool.name or ""
+        if tool.type != "namespace":
+            found.append(OfferedTool(tool, name, name, field))
+            continue
+        for inner, each in enumerate(tool.tools or ()):
+            own = each.name or ""
+            flat, within = name_for_model(name, own), f"{field}.tools[{inner}]"
+            found.append(OfferedTool(each, flat, own, within, name, tool.description or ""))
+    return found
+
+
+def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]:
+    """Namespace and own name of each tool in one, by its name for the model."""
+    return {each.name: (each.namespace, each.own) for each in offered(tools) if each.namespace}
+
+
+def check_tools(tools: list[ResponsesTool] | None) -> None:
+    """Raise `InvalidRequest` for a tool that can't be offered."""
+    for place, tool in enumerate(tools or ()):
+        field = f"tools[{place}]"
+        if tool.type != "namespace":
+            _check(tool, field)
+            continue
+        if not tool.name:
+            raise InvalidRequest("A namespace needs a name.", param=f"{field}.name")
+        if not tool.tools:
+            raise InvalidRequest("A namespace needs tools.", param=f"{field}.tools")
+        for inner, each in enumerate(tool.tools):
+            _check(each, f"{field}.tools[{inner}]")
+
+
+def _check(tool: NamespacedTool, field: str) -> None:
+    if tool.type not in KINDS:
+        raise UnsupportedField(
+            f"Tools of the type {tool.type[:50]!r} are not supported.", param=f"{field}.type"
+        )
+    if tool.name is None:
+        raise InvalidRequest("A tool needs a name.", param=f"{field}.name")
+
+
+def chosen(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
+    """The tool that `{"type": ..., "name": ...}` means, perhaps with a `namespace`.
+
+    Raises `InvalidRequest` when there is none, or one in several namespaces.
+    """
+    kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
+    what = "function" if kind == "function" else "custom tool"
+    ours = [each for each in tools if each.tool.type == kind]
+    if namespace is not None:
+        ours = [each for each in ours if each.namespace == namespace]
+    found = [each for each in ours if each.name == name] or [
+        each for each in ours if each.own == name
+    ]
+    if not found:
+        raise InvalidRequest(
+            f"{what.capitalize()} {str(name)[:100]!r} not found in tools.", param="tool_choice"
+        )
+    if len(found) > 1:
+        names = " or ".join(each.name for each in found[:5])
+        raise InvalidRequest(
+            f"Several namespaces have a {what} {str(name)[:100]!r}: name it as {names}.",
+            param="tool_choice",
+        )
+    return found[0]
+
+
+def allowed(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
+    """The tools that an entry of `allowed_tools` means, as chats name them: one, or a namespace's.
+
+    What means none stays as it is, to be refused as a chat's.
+    """
+    if not isinstance(entry, dict):
+        return [{}]
+    if entry.get("type") == "namespace":
+        inside = [each for each in tools if each.namespace and each.namespace == entry.get("name")]
+        return [as_chat_names(each.tool.type, each.name) for each in inside] or [{}]
+    kind = str(entry.get("type"))
+    try:
+        return [as_chat_names(kind, chosen(entry, tools).name)]
+    except InvalidRequest:
+        return [as_chat_names(kind, entry.get("name"))]
+
+
+def as_chat_names(kind: str, name: Any) -> dict[str, Any]:
+    """How a chat names a tool."""
+    return {"type": kind, kind: {"name": name}}
+
+
+#: Known, not supported, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "chat_template": (),
+    "extra_body": ({},),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+}
+LOGPROBS = "message.output_text.logprobs"
+#: What may be included without changing anything: of tools that aren't there, and of reasoning,
+#: which is in its item as text and goes back as it came.
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+
+class InputItem(FailsFast):
+    """One item of the input. Which fields it needs is up to its type."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Annotated[str, StringConstraints(max_length=100)] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+
+
+class NamespacedTool(BaseModel):
+    """What the model may call: a function (`parameters`, a JSON schema) or a custom tool (`format`
+    of its text).
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class ResponsesTool(NamespacedTool):
+    """The same, or a namespace with `tools` of its own."""
+
+    tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class TextFormat(BaseModel):
+    """How the text has to look."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class TextConfig(BaseModel):
+    """The text's format."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(BaseModel):
+    """How much the model reasons."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesStreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ConversationRef(BaseModel):
+    """A conversation by its id."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
+class ResponsesRequest(KnownFields):
+    """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+
+    model: ModelName | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
+    conversation: (
+        Annotated[str, StringConstraints(min_length=1, max_length=100)] | ConversationRef | None
+    ) = None
+    store: bool | None = True
+    background: bool | None = False
+    stream: bool | None = False
+    stream_options: ResponsesStreamOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: BatchMetadata | None = None
+    service_tier: Tier | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Priority | None = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    def check(self) -> None:
+        """Tools, format and modes that go together."""
+        self._check_tools()
+        self._check_modes()
+
+    def ignored_fields(self) -> list[str]:
+        """Besides: wishes about the text and the reasoning that nothing here can follow."""
+        names = super().ignored_fields()
+        if self.text is not None and self.text.verbosity in ("low", "high"):
+            names.append("text.verbosity")
+        for name in ("summary", "generate_summary"):
+            if self.reasoning and getattr(self.reasoning, name) in ("concise", "detailed"):
+                names.append(f"reasoning.{name}")
+        return names
+
+    def _check_tools(self) -> None:
+        check_tools(self.tools)
+        for name in self.include or ():
+            if name not in INCLUDABLE:
+                raise UnsupportedField(f"{name[:100]!r} can't be included.", param="include")
+        form = self.text.format if self.text else None
+        if form and form.type == "json_schema" and (form.name is None or form.json_schema is None):
+            raise InvalidRequest("A json_schema needs name and schema.", param="text.format")
+
+    def _check_modes(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options may only be set when stream is true.", param="stream_options"
+            )
+        if self.background and self.store is False:
+            raise InvalidRequest("background needs store to be true.", param="background")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequest(
+                "conversation and previous_response_id can't be used together.",
+                param="conversation",
+            )
+        if not self.input and self.previous_response_id is None and self.conversation is None:
+            raise InvalidRequest("input must not be empty.", param="input")
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that is gone on with."""
+        if isinstance(self.conversation, ConversationRef):
+            return self.conversation.id
+        return self.conversation
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return [item.model_dump(exclude_unset=True) for item in self.input]

@@ -1,0 +1,269 @@
+"""`.../render`: a request as the token ids and parameters that would run, which
+`/inference/v1/generate` takes. Nothing is generated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
+from inference.api.anthropic.conversion import chat_request as chat_of_messages
+from inference.api.anthropic.conversion import in_our_words as in_messages_words
+from inference.api.anthropic.schemas import MessagesRequest
+from inference.api.anthropic.views import AnthropicView
+from inference.api.completions import completion_job
+from inference.api.responses.conversation import conversation
+from inference.api.responses.conversion import chat_request as chat_of_response
+from inference.api.responses.conversion import in_our_words as in_responses_words
+from inference.api.responses.views import parse_request
+from inference.api.tokens import SAMPLING
+from inference.chat.job import chat_job, prompt_token_ids
+from inference.errors import renamed
+from inference.generation.model_resolution import find_served
+from inference.loop.offload import beside
+from inference.rendering.prompts import checked_token_ids, text_token_ids
+from inference.request.job import Job, Served
+from inference.schemas.base import GenerateRequest, KnownFields, ModelName, Refused
+from inference.schemas.chat import ChatRequest, Messages
+from inference.schemas.completions import CompletionRequest
+from inference.schemas.tools import Tools
+from inference.serving.respond import name_ignored, parse, parse_beside
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+
+
+def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
+    """One body for `/inference/v1/generate` a prompt.
+
+    Raises `InvalidRequest` for prompts that came as vectors.
+    """
+    if job.embeds:
+        raise InvalidRequest("prompt_embeds have no token ids.", param="prompt_embeds")
+    options = request.stream_options
+    several = len(job.prompts) > 1
+    return [
+        {
+            "request_id": f"{job.request_id}-{number}" if several else job.request_id,
+            "token_ids": prompt,
+            "sampling_params": sampling_fields(job.sampling),
+            "model": job.served.name,
+            "stream": bool(request.stream),
+            "stream_options": options.model_dump(exclude_unset=True) if options else None,
+            "cache_salt": request.cache_salt,
+            "priority": request.priority or 0,
+        }
+        for number, prompt in enumerate(job.prompts)
+    ]
+
+
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """What differs from the defaults, under the names that requests have."""
+    told = msgspec.to_builtins(sampling, str_keys=True)
+    fields = {name: value for name, value in told.items() if name in SAMPLING}
+    # Without one, `/inference/v1/generate` takes all of the context.
+    fields["max_tokens"] = sampling.max_tokens
+    if sampling.thinking is not None:
+        fields["thinking"] = told["thinking"]
+    return fields
+
+
+async def rendered_chat(chat: ChatRequest, request: GatewayRequest) -> dict[str, Any]:
+    """A chat's body. Raises `InvalidRequest` in a chat's words."""
+    served = await find_served(request.caller, chat.model)
+    job, options = await chat_job(
+        chat,
+        served,
+        caller=request.caller,
+        received=request.received,
+        endpoint="chat.completions",
+        id_prefix="chatcmpl",
+    )
+    parsers = options.parsers
+    ended = parsers.thinking is None if parsers.reasoning is not None else None
+    return {**rendered(job, chat)[0], "reasoning_ended": ended}
+
+
+class ChatRenderView(GatewayView):
+    """A chat completion's prompt."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Its token ids and parameters."""
+        chat = await parse_beside(ChatRequest, self.read_json(request))
+        ignored = chat.ignored_fields()
+        response = json_response(_encode(await rendered_chat(chat, request)))
+        name_ignored(response, ignored)
+        return response
+
+
+class CompletionRenderView(GatewayView):
+    """A completion's prompts."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Token ids and parameters of each."""
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        ignored = completion.ignored_fields()
+        served = await find_served(request.caller, completion.model)
+        job = await completion_job(request, completion, served)
+        response = json_response(_encode(rendered(job, completion)))
+        name_ignored(response, ignored)
+        return response
+
+
+class ResponseRenderView(GatewayView):
+    """A response's prompt."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Its token ids and parameters."""
+        wanted = await beside(parse_request, self.read_json(request))
+        ignored = wanted.ignored_fields()
+        chat = await beside(chat_of_response, wanted, await conversation(request.caller, wanted))
+        try:
+            response = json_response(_encode(await rendered_chat(chat, request)))
+        except InvalidRequest as error:
+            raise in_responses_words(error, wanted) from None
+        name_ignored(response, ignored)
+        return response
+
+
+class MessagesRenderView(AnthropicView):
+    """A message's prompt."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Its token ids and parameters."""
+        wanted = await self.parsed(MessagesRequest, request)
+        ignored = wanted.ignored_fields()
+        try:
+            response = json_response(
+                _encode(await rendered_chat(await beside(chat_of_messages, wanted), request))
+            )
+        except InvalidRequest as error:
+            raise in_messages_words(error) from None
+        name_ignored(response, ignored)
+        return response
+
+
+# -- `POST /tokenize` and `POST /detokenize`, as vLLM has them.
+
+
+#: How a chat is rendered: `ChatRequest`'s fields, which check them.
+CHAT_FIELDS = (
+    "model",
+    "messages",
+    "tools",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+)
+
+
+class TokenizeRequest(KnownFields):
+    """A text (`prompt`) or a chat (`messages`) to tokenise.
+
+    `add_special_tokens` is true for a text and false for a chat, whose template has its own.
+    """
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
+
+    def check(self) -> None:
+        """One of the two, not both."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("Either prompt or messages must be given.", param="prompt")
+
+
+class DetokenizeRequest(KnownFields):
+    """Token ids to turn into text."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: ModelName | None = None
+    tokens: list[int]
+
+
+class TokenizeView(GatewayView):
+    """Token ids of a text or a chat, as generation would see them."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"count", "max_model_len", "tokens", "token_strs"}`."""
+        body = self.read_json(request)
+        wanted = await beside(_parse, TokenizeRequest, body)
+        ignored = wanted.ignored_fields()
+        served = await find_served(request.caller, wanted.model, task=None)
+        tokens = await _tokens(wanted, body, served)
+        # The vocabulary's own spelling: joined, it says where words begin.
+        strings = [served.tokenizer.id_to_piece(token) for token in tokens]
+        response = json_response(
+            _encode(
+                {
+                    "count": len(tokens),
+                    "max_model_len": served.info.max_model_len,
+                    "tokens": tokens,
+                    "token_strs": strings if wanted.return_token_strs else None,
+                }
+            )
+        )
+        name_ignored(response, ignored)
+        return response
+
+
+class DetokenizeView(GatewayView):
+    """The text of token ids."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"prompt": text}`."""
+        wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
+        ignored = wanted.ignored_fields()
+        served = await find_served(request.caller, wanted.model, task=None)
+        tokens: list[int] = []
+        if wanted.tokens:
+            try:
+                tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
+            except InvalidRequest as error:
+                raise renamed(error, {"prompt": "tokens"}) from None
+        text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
+        response = json_response(_encode({"prompt": text}))
+        name_ignored(response, ignored)
+        return response
+
+
+def _parse(schema: Any, body: dict[str, Any]) -> Any:
+    try:
+        return schema.model_validate(body)
+    except Refused as refusal:
+        raise refusal.error from None
+
+
+async def _tokens(wanted: TokenizeRequest, body: dict[str, Any], served: Served) -> list[int]:
+    if wanted.prompt is not None:
+        if not wanted.prompt:
+            return []
+        (token_ids,) = await text_token_ids(
+            served.tokenizer,
+            served.info,
+            [wanted.prompt],
+            add_special_tokens=wanted.add_special_tokens is not False,
+        )
+        return token_ids
+    chat = parse(ChatRequest, {name: body[name] for name in CHAT_FIELDS if name in body})
+    return await prompt_token_ids(chat, served)

@@ -1,0 +1,330 @@
+"""vLLM's answers with token ids, in one body and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from django.http.response import HttpResponseBase
+from pydantic import Field
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import TokenLogprobs
+from engine.contract.sampling_params import ThinkingParams
+from inference.api.completions import completion_job
+from inference.errors import UnsupportedField, as_quire_error
+from inference.generation.generation import Generation
+from inference.generation.logprobs import (
+    TokenNames,
+    best_outputs,
+    chat_logprobs,
+    finite,
+    prompt_logprobs,
+)
+from inference.generation.model_resolution import find_served
+from inference.generation.output import Collected, Increment, TokenEntry
+from inference.loop.offload import beside
+from inference.schemas.base import (
+    GenerateRequest,
+    KnownFields,
+    ModelName,
+    Priority,
+    Refused,
+    StreamOptions,
+)
+from inference.schemas.completions import CompletionRequest
+from inference.schemas.sampling import SamplingFields
+from inference.serving.respond import DONE, StreamWriter, parse, respond
+from inference.web.responses import JSON_OR_EVENTS
+from inference.web.views import GatewayRequest, GatewayView
+
+# -- The body of `POST /inference/v1/generate`: a prompt as token ids, and how to go on from it.
+
+
+#: Fields of `sampling_params`; all are a completion's too.
+SAMPLING = (
+    (SamplingFields.model_fields.keys() - GenerateRequest.model_fields.keys()) | {"logprobs"}
+) - {"truncate_prompt_tokens", "truncation_side"}
+#: Of vLLM's `SamplingParams`, which mean nothing here.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "detokenize": (True, False),
+    "output_kind": (0, 1, 2),
+    "skip_clone": (True, False),
+}
+
+
+class TokensRequest(KnownFields):
+    """One prompt. `sampling_params` are those of `SamplingParams`; all of the context without a
+    `max_tokens`. `request_id` is the client's own name for the request.
+    """
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "content_parts": ([],),
+        "ec_transfer_params": (),
+        "features": (),
+        "kv_transfer_params": (),
+        "parse_context": (),
+        "reasoning_parser_kwargs": ({},),
+        "token_offsets": ([],),
+    }
+
+    token_ids: Annotated[list[int], Field(min_length=1)]
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    model: ModelName | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = False
+    output_mode: Literal["tokens", "text"] = "tokens"
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: Priority | None = 0
+    reasoning_ended: bool | None = None
+
+    def thinking(self) -> ThinkingParams | None:
+        """How reasoning is told that comes before a form, as a rendered chat says it.
+
+        Raises `InvalidRequest`.
+        """
+        given = self.sampling_params.get("thinking")
+        if given is None or self.reasoning_ended:
+            return None
+        try:
+            return msgspec.convert(given, ThinkingParams)
+        except msgspec.ValidationError as error:  # its own errors have ours as their cause
+            cause = error.__cause__ or error
+            field = getattr(cause, "param", None) or "thinking"
+            raise InvalidRequest(str(cause), param=field) from None
+
+    def completion(self) -> CompletionRequest:
+        """The same as a completion. Raises `InvalidRequest`, in this endpoint's words."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": self.token_ids,
+            "stream": self.stream,
+            "cache_salt": self.cache_salt,
+            "priority": self.priority,
+            "max_tokens": None,
+        }
+        if self.stream_options is not None:
+            body["stream_options"] = self.stream_options.model_dump(exclude_unset=True)
+        try:
+            return parse(CompletionRequest, body | self._sampling())
+        except ValueError as error:  # pydantic's, in a completion's words
+            told = as_quire_error(error)
+            if isinstance(told, InvalidRequest):
+                raise in_our_words(told) from None
+            raise
+        except InvalidRequest as error:
+            raise in_our_words(error) from None
+
+    def _sampling(self) -> dict[str, Any]:
+        given = {name: value for name, value in self.sampling_params.items() if value is not None}
+        if given.get("detokenize") is False and (self.output_mode == "text" or given.get("stop")):
+            what = "output_mode 'text'" if self.output_mode == "text" else "stop"
+            raise InvalidRequest(f"{what} needs detokenize.", param="sampling_params.detokenize")
+        for name, value in given.items():
+            if name not in SAMPLING | {"thinking"} and value not in NEUTRAL.get(name, ()):
+                path = f"sampling_params.{name[:100]}"
+                raise UnsupportedField(f"'{path}' is not supported.", param=path)
+        return {name: value for name, value in given.items() if name in SAMPLING}
+
+
+def in_our_words(error: InvalidRequest) -> InvalidRequest:
+    """A completion's error with the field as this endpoint calls it."""
+    param = error.param or ""
+    head = param.split(".")[0].split("[")[0]
+    if head in SAMPLING or head == "thinking":
+        error.param = f"sampling_params.{param}"
+    elif head == "prompt":
+        error.param = f"token_ids{param[len(head) :]}"
+    return error
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Choices:
+    """Choices in the form that the request asked for: ids alone, or their text too."""
+
+    def __init__(self, generation: Generation, request: TokensRequest, alternatives: int | None):
+        self._text = request.output_mode == "text"
+        self._alternatives = alternatives
+        self._asked = generation.job.sampling.logprob_token_ids is not None
+        self.names = TokenNames(generation.job.served.tokenizer, as_ids=False)
+
+    def choice(
+        self,
+        index: int,
+        text: str,
+        token_ids: list[int],
+        entries: Sequence[TokenEntry],
+        finish_reason: str | None,
+        stop_reason: int | str | None,
+    ) -> dict[str, Any]:
+        """One output, or what is new of it."""
+        made: dict[str, Any] = {
+            "index": index,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+            "token_ids": token_ids,
+            "logprobs": None,
+        }
+        if self._text:
+            made["text"] = text
+        if self._alternatives is not None:
+            made["logprobs"] = {"content": self._logprobs(entries, self._alternatives)}
+        return made
+
+    def _logprobs(self, entries: Sequence[TokenEntry], top: int) -> list[dict[str, Any]]:
+        if self._text:
+            return chat_logprobs(entries, self.names, top, asked=self._asked)
+        return [
+            {
+                **_scored(entry.logprobs, 0),
+                # Without alternatives it's the token itself, as vLLM has it.
+                "top_logprobs": [
+                    _scored(entry.logprobs, place)
+                    for place in range(1, len(entry.logprobs.token_ids)) or (0,)
+                ],
+            }
+            for entry in entries
+        ]
+
+
+def _scored(scores: TokenLogprobs, place: int) -> dict[str, Any]:
+    return {
+        "token_id": scores.token_ids[place],
+        "logprob": finite(scores.logprobs[place]),
+        "rank": scores.ranks[place],
+    }
+
+
+class TokensAnswer:
+    """Collects increments; `body` is vLLM's object."""
+
+    def __init__(
+        self, generation: Generation, request: TokensRequest, alternatives: int | None
+    ) -> None:
+        self._generation, self._request = generation, request
+        self._choices = _Choices(generation, request, alternatives)
+        self._outputs = [Collected() for _ in generation.outputs[0]]
+        self._scores: list[TokenLogprobs | None] | None = None
+
+    def take(self, increment: Increment) -> None:
+        """Add what is new."""
+        self._outputs[increment.index].take(increment)
+        if increment.prompt_logprobs is not None:
+            self._scores = increment.prompt_logprobs
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer."""
+        generation, job, request = self._generation, self._generation.job, self._request
+        best = best_outputs(generation.outputs[0], job.sampling.n)
+        chosen = [self._outputs[index] for index in best]
+        return {
+            "output_mode": request.output_mode,
+            "request_id": request.request_id or job.request_id,
+            "model": job.served.name,
+            "created": int(job.started_at),
+            "choices": [
+                self._choices.choice(
+                    place, out.text, out.token_ids, out.entries, out.finish_reason, out.stop_reason
+                )
+                for place, out in enumerate(chosen)
+            ],
+            "usage": generation.usage.as_openai(),
+            "prompt_logprobs": prompt_logprobs(self._scores, self._choices.names),
+            "prompt_token_ids": job.prompts[0] if request.return_token_ids else None,
+            "kv_transfer_params": None,
+        }
+
+
+class TokensStreamWriter(StreamWriter[Increment]):
+    """The same in chunks, then `[DONE]`."""
+
+    def __init__(
+        self, generation: Generation, request: TokensRequest, alternatives: int | None
+    ) -> None:
+        self._generation, self._request = generation, request
+        self._choices = _Choices(generation, request, alternatives)
+        self._is_first = True
+
+    def write(self, news: Iterable[Increment]) -> bytes:
+        """A chunk an output."""
+        return b"".join(map(self._write, news))
+
+    def _write(self, increment: Increment) -> bytes:
+        options = self._request.stream_options
+        continuous = options and options.include_usage and options.continuous_usage_stats
+        choice = self._choices.choice(
+            increment.index,
+            increment.text,
+            increment.token_ids,
+            increment.entries,
+            increment.finish_reason,
+            increment.stop_reason,
+        )
+        return self._chunk([choice], usage=bool(continuous))
+
+    def _chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> bytes:
+        job = self._generation.job
+        body: dict[str, Any] = {
+            "output_mode": self._request.output_mode,
+            "request_id": self._request.request_id or job.request_id,
+            "choices": choices,
+            "usage": self._generation.usage.as_openai() if usage else None,
+        }
+        if self._is_first:
+            shown = self._request.return_token_ids
+            body["prompt_token_ids"] = job.prompts[0] if shown else None
+            self._is_first = False
+        return b"data: " + _encode(body) + b"\n\n"
+
+    def end(self) -> bytes:
+        """The usage when asked for, and the end mark."""
+        options = self._request.stream_options
+        usage = options is not None and options.include_usage
+        return (self._chunk([], usage=True) if usage else b"") + DONE
+
+
+# -- `POST /inference/v1/generate`.
+
+
+class TokensView(GatewayView):
+    """Goes on from token ids with token ids; nothing is tokenised and no template is applied."""
+
+    generates = True
+    comes_into_queue = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One prompt, in one answer or as a stream."""
+        wanted = await beside(parse_tokens, self.read_json(request))
+        ignored = wanted.ignored_fields()
+        completion = await beside(wanted.completion)
+        served = await find_served(request.caller, wanted.model)
+        served.check_queue(request.caller, wanted.priority)
+        try:
+            job = await completion_job(request, completion, served)
+            if (thinking := wanted.thinking()) is not None:
+                job.sampling = msgspec.structs.replace(job.sampling, thinking=thinking)
+                await job.check()
+        except InvalidRequest as error:
+            raise in_our_words(error) from None
+        alternatives = job.sampling.logprobs
+        generation = await Generation.start(job)
+        return await respond(
+            generation,
+            ignored,
+            writer=lambda: TokensStreamWriter(generation, wanted, alternatives),
+            answer=lambda: TokensAnswer(generation, wanted, alternatives),
+        )
+
+
+def parse_tokens(body: dict[str, Any]) -> TokensRequest:
+    """Raises `InvalidRequest` and pydantic's ValidationError, which both become 400."""
+    try:
+        return TokensRequest.model_validate(body)
+    except Refused as refusal:
+        raise refusal.error from None

@@ -1,0 +1,155 @@
+"""`/v1/uploads`: announce a file, send its parts, make it of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from common.db import in_db_thread, in_file_thread
+from engine.contract.errors import InvalidRequest
+from inference.api.files import checked_purpose, file_object
+from inference.errors import PayloadTooLarge, UnsupportedMediaType
+from inference.schemas.base import OutputExpiresAfter
+from inference.settings import gateway_settings
+from inference.web.views import GatewayRequest, GatewayView, json_response
+from storage.access import StoredUpload, UploadPart
+from storage.actions import add_part, cancel_upload, complete_upload, create_upload
+from storage.actions.files import MAX_PARTS
+
+_encode = msgspec.json.Encoder().encode
+#: Of a part, as OpenAI has it.
+MAX_PART_BYTES = 64 << 20
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+class UploadRequest(BaseModel):
+    """A file to come."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=1)]
+    filename: Name
+    mime_type: Annotated[str, StringConstraints(max_length=255, pattern=r"^[!-~ ]+$")]
+    purpose: Name
+    expires_after: OutputExpiresAfter | None = None
+
+
+class CompleteRequest(BaseModel):
+    """The parts in their order."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    part_ids: Annotated[
+        list[Annotated[str, StringConstraints(max_length=100)]],
+        Field(min_length=1, max_length=MAX_PARTS),
+    ]
+    md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")] | None = None
+
+
+def upload_object(row: StoredUpload) -> dict[str, Any]:
+    """OpenAI's `upload`."""
+    return {
+        "id": row.public_id,
+        "object": "upload",
+        "bytes": row.size,
+        "created_at": int(row.created_at.timestamp()),
+        "expires_at": int(row.expires_at.timestamp()) if row.expires_at else None,
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": row.status,
+        "file": file_object(row.file) if row.file else None,
+    }
+
+
+class UploadsView(GatewayView):
+    """Announce a file."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """A new upload, valid for an hour."""
+        wanted = UploadRequest.model_validate(self.read_json(request))
+        limit = gateway_settings().max_file_bytes
+        if wanted.bytes > limit:
+            raise PayloadTooLarge(
+                f"The file has {wanted.bytes} bytes; the limit is {limit}.", param="bytes"
+            )
+        row = await in_db_thread(
+            create_upload,
+            caller=request.caller,
+            filename=wanted.filename,
+            purpose=checked_purpose(wanted.purpose),
+            mime_type=wanted.mime_type,
+            size=wanted.bytes,
+            lifetime_s=wanted.expires_after.seconds if wanted.expires_after else None,
+        )
+        return json_response(_encode(upload_object(row)))
+
+
+class UploadPartsView(GatewayView):
+    """A part's bytes."""
+
+    async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
+        """Keep a part (multipart/form-data: `data`)."""
+        part = await in_file_thread(_keep, request, upload_id)
+        shown = {
+            "id": part.public_id,
+            "object": "upload.part",
+            "created_at": int(part.created_at.timestamp()),
+            "upload_id": upload_id,
+        }
+        return json_response(_encode(shown))
+
+
+def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
+    if request.content_type != "multipart/form-data":
+        raise UnsupportedMediaType("A part is sent as multipart/form-data.")
+    try:
+        fields, files = request.POST, request.FILES
+    except MultiPartParserError as error:
+        raise InvalidRequest(f"The form can't be read: {error}", code="invalid_form") from None
+    try:
+        found = files.getlist("data")
+        if len(found) != 1 or set(fields) or set(files) != {"data"}:
+            raise InvalidRequest("The form must hold one file in the field 'data'.", param="data")
+        size = found[0].size or 0
+        if not size:
+            raise InvalidRequest("The part is empty.", param="data")
+        if size > MAX_PART_BYTES:
+            raise PayloadTooLarge(
+                f"The part has {size} bytes; the limit is {MAX_PART_BYTES}.", param="data"
+            )
+        return add_part(
+            caller=request.caller, public_id=upload_id, size=size, chunks=found[0].chunks()
+        )
+    finally:
+        for _, parts in files.lists():
+            for part in parts:
+                part.close()
+
+
+class UploadCompleteView(GatewayView):
+    """The file of an upload's parts."""
+
+    async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
+        """Make it."""
+        wanted = CompleteRequest.model_validate(self.read_json(request))
+        row = await in_file_thread(_complete, request, upload_id, wanted)
+        return json_response(_encode(upload_object(row)))
+
+
+def _complete(request: GatewayRequest, upload_id: str, wanted: CompleteRequest) -> StoredUpload:
+    return complete_upload(
+        caller=request.caller, public_id=upload_id, part_ids=wanted.part_ids, md5=wanted.md5
+    )
+
+
+class UploadCancelView(GatewayView):
+    """The end of an upload."""
+
+    async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
+        """Forget its parts."""
+        row = await in_db_thread(cancel_upload, caller=request.caller, public_id=upload_id)
+        return json_response(_encode(upload_object(row)))

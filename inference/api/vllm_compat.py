@@ -1,0 +1,266 @@
+"""`POST /generate` of vLLM's oldest server, and `POST /invocations` of SageMaker's containers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from pydantic import BaseModel
+
+from adapters.cards import SEEN_WITHIN_S
+from adapters.serving import Loaded, begin_load, state_of, unload
+from common.db import in_db_thread, in_file_thread
+from common.errors import Conflict, NotFound, ServiceUnavailable
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.api.chat import StoredCompletionsView
+from inference.api.completions import CompletionsView, completion_job
+from inference.api.operator import OperatorView
+from inference.api.pooling.views import (
+    ClassifyView,
+    EmbeddingsView,
+    PoolingView,
+    RerankView,
+    ScoreView,
+)
+from inference.errors import encode_error
+from inference.generation.generation import Generation
+from inference.generation.logprobs import best_outputs
+from inference.generation.model_resolution import find_served
+from inference.generation.output import Increment
+from inference.schemas.base import in_words_of
+from inference.schemas.completions import CompletionRequest
+from inference.serving.respond import StreamWriter, parse_beside, respond
+from inference.web.responses import JSON_OR_EVENTS
+from inference.web.views import GatewayRequest, GatewayView
+
+# -- For operators: `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
+#
+# They act on adapters that all tenants share. A new one is stored, checked and probed by a worker
+# before the answer says that it's there. Whoever has the answer may ask any gateway at once: it
+# comes when each of them must have looked.
+
+
+#: A check loads the model; a worker may have others before it.
+CHECKED_WITHIN_S = 600.0
+LOOK_S = 0.2
+
+
+class LoadBody(BaseModel):
+    """`load_inplace`: serve what the path holds now in the place of what has the name. `model`: the
+    base, where several models are served.
+    """
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    model: str = ""
+
+
+class UnloadBody(BaseModel):
+    """`model`: the base, where adapters of several have the name."""
+
+    lora_name: str
+    model: str = ""
+
+
+class LoadAdapterView(OperatorView):
+    """Adds an adapter from a folder of the server's."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"lora_name", "lora_path"}`, perhaps `load_inplace` and `model`: which base."""
+        body = self.read_json(request)
+        name, path = _text(body, "lora_name"), _text(body, "lora_path")
+        if not name or not path:
+            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
+        try:
+            begun = await in_file_thread(
+                begin_load,
+                key_id=request.caller.key_id,
+                name=name,
+                path=path,
+                model=_text(body, "model"),
+                in_place=_flag(body, "load_inplace"),
+            )
+        except (InvalidRequest, Conflict) as error:
+            raise _in_our_words(error) from None
+        await _checked(begun)
+        await asyncio.sleep(SEEN_WITHIN_S)
+        return _plain(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+class UnloadAdapterView(OperatorView):
+    """Takes an adapter's names away; the console brings it back."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"lora_name"}`, perhaps `model`: which base."""
+        body = self.read_json(request)
+        name = _text(body, "lora_name")
+        if not name:
+            raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
+        found = await in_db_thread(
+            unload, key_id=request.caller.key_id, name=name, model=_text(body, "model")
+        )
+        if not found:
+            raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+        await asyncio.sleep(SEEN_WITHIN_S)
+        return _plain(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _in_our_words(error: InvalidRequest | Conflict) -> QuireError:
+    """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
+    told: QuireError = in_words_of(error, {"path": "lora_path", "name": "lora_name"})
+    if told.code == NotFound.code:
+        return NotFound(str(told), param=told.param)
+    return told
+
+
+async def _checked(begun: Loaded) -> None:
+    """Wait for the check. Raises `InvalidRequest` with its reason, `ServiceUnavailable`."""
+    deadline = time.monotonic() + CHECKED_WITHIN_S
+    while time.monotonic() < deadline:
+        state, problem = await in_db_thread(state_of, begun)
+        if state == "live":
+            return
+        if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
+            raise InvalidRequest(problem or f"The adapter is {state}.", param="lora_path")
+        await asyncio.sleep(LOOK_S)
+    raise ServiceUnavailable(
+        "The adapter was not validated in time. Check that a worker is running."
+    )
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a text.", param=name)
+    return value or ""
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false.", param=name)
+    return bool(value)
+
+
+def _plain(text: str) -> HttpResponse:
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    response["Content-Length"] = str(len(response.content))
+    return response
+
+
+_encode = msgspec.json.Encoder().encode
+#: Which endpoint an invocation is meant for: the first of which it has all these fields.
+INVOCATIONS: tuple[tuple[tuple[str, ...], type[GatewayView]], ...] = (
+    (("messages",), StoredCompletionsView),
+    (("prompt",), CompletionsView),
+    (("query", "documents"), RerankView),
+    (("queries", "documents"), ScoreView),
+    (("text_1", "text_2"), ScoreView),
+    (("data_1", "data_2"), ScoreView),
+    (("input", "task"), PoolingView),
+    (("input",), EmbeddingsView),
+)
+#: What tells a pooling model's endpoint: what has neither is asked by `/pooling`.
+CLASSIFY, EMBED = "classify", "embed"
+
+
+class _Texts:
+    """Whole texts, each with the prompt before it."""
+
+    def __init__(self, generation: Generation, prompt: str, n: int) -> None:
+        self._generation, self._n = generation, n
+        self._texts = [prompt for _ in generation.outputs[0]]
+
+    def take(self, increment: Increment) -> None:
+        """Add what is new."""
+        self._texts[increment.index] += increment.text
+
+    def body(self) -> dict[str, Any]:
+        """All of them."""
+        best = best_outputs(self._generation.outputs[0], self._n)
+        return {"text": [self._texts[index] for index in best]}
+
+
+class _TextsWriter(StreamWriter[Increment]):
+    """A line of JSON for each change, with all of the text so far."""
+
+    heartbeat = b"\n"
+    content_type = "application/x-ndjson"
+
+    def __init__(self, texts: _Texts) -> None:
+        self._texts = texts
+
+    def write(self, news: Iterable[Increment]) -> bytes:
+        """The texts as they are now."""
+        for increment in news:
+            self._texts.take(increment)
+        return _encode(self._texts.body()) + b"\n"
+
+    def end(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def error(self, error: QuireError) -> bytes:
+        """A line of its own."""
+        return encode_error(error) + b"\n"
+
+
+class GenerateView(GatewayView):
+    """Completes one prompt; sampling parameters stand beside it."""
+
+    generates = True
+    comes_into_queue = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"text": [prompt and output, ...]}`, or lines of it with `stream`."""
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        ignored = completion.ignored_fields()
+        prompts = completion.prompts
+        if completion.embeds or len(prompts) != 1 or not isinstance(prompts[0], str):
+            raise InvalidRequest("prompt must be one text.", param="prompt")
+        prompt = prompts[0]
+        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
+        served.check_queue(request.caller, completion.tier(request.caller.max_priority)[0])
+        generation = await Generation.start(await completion_job(request, completion, served))
+        texts = _Texts(generation, prompt, completion.n or 1)
+        return await respond(
+            generation, ignored, writer=lambda: _TextsWriter(texts), answer=lambda: texts
+        )
+
+
+class InvocationsView(GatewayView):
+    """Any of the endpoints that answer at once, told by its fields."""
+
+    generates = True
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """What that endpoint answers."""
+        body = self.read_json(request)
+        for fields, view in INVOCATIONS:
+            if all(name in body for name in fields):
+                return await (await self._chosen(view, request, body))().post(request)  # type: ignore[attr-defined, no-any-return]
+        forms = "; ".join(" and ".join(fields) for fields, _ in INVOCATIONS)
+        raise InvalidRequest(f"No endpoint takes a body like this. Bodies have: {forms}.")
+
+    async def _chosen(
+        self, view: type[GatewayView], request: GatewayRequest, body: dict[str, Any]
+    ) -> type[GatewayView]:
+        if view not in (EmbeddingsView, StoredCompletionsView):
+            return view
+        model = body.get("model")
+        name = model if isinstance(model, str) else None
+        served = await find_served(request.caller, name, task=None)
+        if served.info.pooling is None:
+            return view
+        if CLASSIFY in served.info.tasks and "task" not in body:
+            return ClassifyView
+        embeds = EMBED in served.info.tasks and "task" not in body
+        return EmbeddingsView if embeds else PoolingView

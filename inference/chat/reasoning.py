@@ -1,0 +1,162 @@
+"""How much a model may think, and how the engine tells its reasoning from its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.contract.sampling_params import ThinkingParams
+from engine.text import Tokenizer
+from inference.chat.parsers import ModelParsers
+from inference.parsers.reasoning_parser import Marks, ReasoningParser
+from inference.schemas.chat import ChatRequest
+from inference.settings import gateway_settings
+
+#: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
+BUDGETS: dict[str, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+#: What templates call the switch.
+_SWITCHES = ("enable_thinking", "thinking")
+#: Tokens at a prompt's end that tell whether the reasoning has begun.
+TAIL_TOKENS = 32
+#: The same for a prompt that ends inside of a message.
+OPEN_TAIL_TOKENS = 4096
+
+
+def unfollowed(
+    chat: ChatRequest, template: str, reasoning: type[ReasoningParser] | None
+) -> tuple[str, ...]:
+    """Fields about reasoning that mean nothing to a model that doesn't reason."""
+    if reasoning is not None:
+        return ()
+    effort = chat.reasoning_effort
+    names = []
+    if effort not in (None, "none") and "reasoning_effort" not in template:
+        names.append("reasoning_effort")
+    if chat.thinking_token_budget is not None:
+        names.append("thinking_token_budget")
+    return tuple(names)
+
+
+def template_variables(chat: ChatRequest, template: str) -> dict[str, Any]:
+    """Variables for the chat template: the operator's, what `reasoning_effort` sets, the chat's."""
+    return {
+        **gateway_settings().default_chat_template_kwargs,
+        **_switches(chat, chat.chat_template or template),
+        **(chat.chat_template_kwargs or {}),
+    }
+
+
+def _switches(chat: ChatRequest, template: str) -> dict[str, Any]:
+    """Variables for the chat template that `reasoning_effort` sets."""
+    effort = chat.reasoning_effort
+    if effort is None:
+        return {}
+    switches: dict[str, Any] = {}
+    if effort == "none":
+        switches = {name: False for name in _SWITCHES if name in template}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort, **switches}
+    return switches
+
+
+def prompt_is_inside(
+    chat: ChatRequest, parser: type[ReasoningParser], tokenizer: Tokenizer, prompt: list[int]
+) -> bool | None:
+    """Whether a prompt ends inside the reasoning; None when nothing tells.
+
+    Its end is asked first, then the variables that its template knows.
+    """
+    if not chat.continue_final_message:
+        told = parser.prompt_is_inside(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        return _switched(chat, parser, tokenizer.chat_template or "") if told is None else told
+    text = tokenizer.decode(prompt[-OPEN_TAIL_TOKENS:], False)
+    begun = max((text.rfind(mark) for mark in parser.starts), default=-1)
+    return begun > max((text.rfind(mark) for mark in parser.ends), default=-1)
+
+
+def _switched(chat: ChatRequest, parser: type[ReasoningParser], template: str) -> bool | None:
+    """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
+    given = template_variables(chat, template)
+    known = {name: value for name, value in given.items() if name in template}
+    on = parser.switched(known)
+    return None if on and not parser.opened else on
+
+
+def thinking_params(
+    chat: ChatRequest,
+    parsers: ModelParsers,
+    tokenizer: Tokenizer,
+    *,
+    inside: bool | None,
+    constrained: bool,
+    calls: bool,
+    template: str,
+) -> ThinkingParams | None:
+    """What the engine must know of the reasoning; None where it needn't know anything.
+
+    Args:
+        inside: whether the prompt ends inside the reasoning.
+        constrained: the answer has a form, which must not begin earlier.
+        calls: which may be that of calls.
+    """
+    budget, parser = _budget(chat, template), parsers.reasoning
+    if parser is None:
+        return None
+    if inside is False or (budget is None and not constrained):
+        return None
+    marks = parser.marks(constrained=constrained, calls=calls)
+    return _told_in_tokens(parser, marks, tokenizer, inside, budget)
+
+
+def counted_thinking(
+    parser: type[ReasoningParser], tokenizer: Tokenizer, inside: bool | None
+) -> ThinkingParams | None:
+    """How reasoning is told in tokens, for counting; None when the prompt has ended it."""
+    if inside is False:
+        return None
+    marks = parser.marks(constrained=False, calls=False)
+    return _told_in_tokens(parser, marks, tokenizer, inside, None)
+
+
+def _told_in_tokens(
+    parser: type[ReasoningParser],
+    marks: Marks,
+    tokenizer: Tokenizer,
+    inside: bool | None,
+    budget: int | None,
+) -> ThinkingParams:
+    assumed = parser.assumed if inside is None else inside
+    return ThinkingParams(
+        end=[ids for text in marks.ends for ids in _spellings(tokenizer, text)],
+        start=[] if assumed or not marks.start else _ids(tokenizer, marks.start),
+        close=_ids(tokenizer, marks.close),
+        budget=budget,
+    )
+
+
+def _budget(chat: ChatRequest, template: str) -> int | None:
+    if chat.thinking_token_budget is not None:
+        return chat.thinking_token_budget
+    if chat.reasoning_effort is None or "reasoning_effort" in template:
+        return None
+    return BUDGETS[chat.reasoning_effort]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _spellings(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+    """A mark's tokens; one made of ordinary words has others after a space or a line."""
+    first = _ids(tokenizer, text)
+    if len(first) == 1:
+        return [first]
+    others = [_ids(tokenizer, f" {text}"), _ids(tokenizer, f"\n{text}")]
+    return [first, *(ids for ids in others if ids[-len(first) :] != first)]

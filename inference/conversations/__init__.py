@@ -1,1 +1,0 @@
-"""`/v1/conversations`: items that responses read and add to."""

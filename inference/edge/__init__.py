@@ -1,0 +1,1 @@
+"""Bytes and sockets before Django: handler, bodies, access log, load shedding."""

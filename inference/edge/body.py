@@ -1,0 +1,296 @@
+"""Reading request bodies within limits: whole into memory, or an upload into a temporary file."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import IO, Any
+
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpResponse
+from django.template.loader import render_to_string
+
+from engine.contract.errors import QuireError
+from inference.errors import PayloadTooLarge, RequestTimeout, error_response
+from inference.settings import gateway_settings
+from inference.web.authentication import Guesses
+from inference.web.views import BODY, UPLOADS, Check, ClientGone, Receive, Scope
+from tenants.authentication import Caller, authenticate, tenant_claimed
+
+#: An upload up to this size stays in memory.
+SPOOL_BYTES = 1 << 20
+#: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
+#: each fill a gigabyte.
+STRANGERS_BYTES = 16 << 10
+
+
+def is_upload(scope: Scope, path: str) -> bool:
+    """Whether the body may be as large as a file."""
+    return scope["method"] == "POST" and UPLOADS.fullmatch(path) is not None
+
+
+async def read_body(scope: Scope, receive: Receive, check: Check | None = None) -> bytes:
+    """The whole body, refused as soon as it's known to be too large.
+
+    Args:
+        check: awaited before more than `STRANGERS_BYTES` are read; what it raises ends the reading.
+
+    Raises:
+        PayloadTooLarge: more than `max_body_bytes`, announced or sent.
+        RequestTimeout: not complete within `body_timeout_s`, be it begun or not.
+        ClientGone: the connection closed first.
+    """
+    settings = gateway_settings()
+    announced = check_announced(scope, settings.max_body_bytes)
+    if check is not None and announced > STRANGERS_BYTES:
+        await check()
+        check = None
+    body = io.BytesIO()  # gives its bytes away uncopied: of 10 MB a copy takes milliseconds
+    async with _deadline(settings.body_timeout_s):
+        async for part in _parts(receive, settings.max_body_bytes):
+            body.write(part)
+            if check is not None and body.tell() > STRANGERS_BYTES:
+                await check()
+                check = None
+    return body.getvalue()
+
+
+async def check_caller(scope: Scope) -> Caller:
+    """Who sends it. Raises what `authenticate` raises, before anything of the body is read."""
+    headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
+    address = (scope.get("client") or [""])[0]
+    caller = await authenticate(
+        headers.get(b"authorization"), headers.get(b"x-api-key"), guard=Guesses(address)
+    )
+    caller.check_address(address)
+    return caller
+
+
+def claimed_tenant(scope: Scope) -> str:
+    """Whose the request seems to be, for whose turn it is: it gives no rights. "" of strangers."""
+    authorization = key = None
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            authorization = value.decode("latin1")
+        elif name == b"x-api-key":
+            key = value.decode("latin1")
+    return tenant_claimed(authorization, key)
+
+
+async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
+    """The body as a temporary file, for a caller who is known: strangers fill no disk.
+
+    Its true length replaces what the headers in `scope` say.
+
+    Raises: what `read_body` raises, within `max_file_bytes` and `upload_timeout_s`; what
+    `authenticate` raises, before anything is read.
+    """
+    settings = gateway_settings()
+    await check_caller(scope)
+    # Boundaries and the other fields of the form come on top of the file.
+    limit = settings.max_file_bytes + SPOOL_BYTES
+    check_announced(scope, limit)
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the caller closes
+    try:
+        async with _deadline(settings.upload_timeout_s):
+            async for part in _parts(receive, limit):
+                file.write(part)
+    except BaseException:
+        file.close()
+        raise
+    # Django's parser of forms believes in Content-Length alone; a chunked upload has none.
+    size = str(file.tell()).encode()
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
+    scope["headers"] = [*kept, (b"content-length", size)]
+    scope[BODY] = file
+    file.seek(0)
+    return file
+
+
+def check_announced(scope: Scope, limit: int) -> int:
+    """The length that Content-Length says, or 0. Raises `PayloadTooLarge` beyond the limit."""
+    announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
+    length = int(announced[:20]) if announced.isdigit() else 0
+    if length > limit:
+        raise too_large(limit)
+    return length
+
+
+async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
+    size, more = 0, True
+    while more:
+        message = await _next_part(receive)
+        part: bytes = message.get("body", b"")
+        more = bool(message.get("more_body"))
+        size += len(part)
+        if size > limit:
+            raise too_large(limit)
+        yield part
+
+
+class _deadline:
+    """`asyncio.timeout` that ends in a `RequestTimeout`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._timeout = seconds, asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError:
+            raise late(self._seconds) from None
+
+
+async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+def late(seconds: float) -> RequestTimeout:
+    """What a body that isn't complete in time is refused with."""
+    return RequestTimeout(f"The request body did not arrive within {seconds:g} s.")
+
+
+def too_large(limit: int) -> PayloadTooLarge:
+    """What a larger body is refused with."""
+    return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
+
+
+# -- Bodies that are sent to pages: bounded while they come in.
+#
+# Django's own handler spools a whole body to disk before any view sees it. Here strangers have a
+# few kilobytes, and whoever is logged in or has a key what their page takes, within a time.
+
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Paths below which a form or a piece carries a file.
+FILES = re.compile(r"/console/files/upload/|/api/(?:.*/)?adapters/uploads/[^/]+/files/[^/]+/")
+#: Of the page that refuses a body, as every page has one.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+class BoundedBodies:
+    """Gives the application bodies within limits; answers 413 or 408 to all others itself."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """Serve a request. `path`: below where Quire is mounted."""
+        body = _Body(scope, receive, path)
+        begun = False
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await body.check()
+            await self._application(scope, body.receive, sent)
+        except QuireError as error:
+            if begun or error is not body.refusal:
+                raise
+            await _refuse(scope, path, error, send)
+
+
+class _Body:
+    """One body: how much of it came, and how much may."""
+
+    def __init__(self, scope: Scope, receive: Receive, path: str) -> None:
+        found = gateway_settings()
+        self._scope, self._receive = scope, receive
+        file = FILES.fullmatch(path) is not None
+        self._limit = found.max_file_bytes + SPOOL_BYTES if file else found.max_body_bytes
+        self._seconds = found.upload_timeout_s if file else found.body_timeout_s
+        self._until = asyncio.get_running_loop().time() + self._seconds
+        self._size, self._whole, self._known = 0, False, False
+        self.refusal: QuireError | None = None
+
+    async def check(self) -> None:
+        """Raise if what is announced is too much."""
+        with self._noting():
+            await self._allow(check_announced(self._scope, self._limit))
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next part, as ASGI has it; raises `refusal`."""
+        if self._whole:
+            return await self._receive()
+        with self._noting():
+            message = await self._in_time()
+            self._size += len(message.get("body", b""))
+            if self._size > self._limit:
+                raise too_large(self._limit)
+            await self._allow(self._size)
+        self._whole = not message.get("more_body")
+        return message
+
+    async def _in_time(self) -> MutableMapping[str, Any]:
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await self._receive()
+        except TimeoutError:
+            raise late(self._seconds) from None
+
+    async def _allow(self, size: int) -> None:
+        if size > STRANGERS_BYTES and not self._known:
+            await _check_sender(self._scope)
+            self._known = True
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except QuireError as error:
+            self.refusal = error
+            raise
+
+
+async def _check_sender(scope: Scope) -> None:
+    """Raise unless it's somebody who is logged in, or has a key."""
+    if any(name.lower() in (b"authorization", b"x-api-key") for name, _ in scope["headers"]):
+        await check_caller(scope)
+        return
+    request: Any = ASGIRequest(dict(scope), io.BytesIO())
+    store = import_module(settings.SESSION_ENGINE).SessionStore
+    request.session = store(request.COOKIES.get(settings.SESSION_COOKIE_NAME))
+    user = await database_sync_to_async(get_user)(request)
+    if not user.is_authenticated:
+        raise PayloadTooLarge(
+            f"Over {STRANGERS_BYTES} bytes are accepted only from users who are logged in."
+        )
+
+
+async def _refuse(scope: Scope, path: str, error: QuireError, send: Send) -> None:
+    """A page for browsers' forms, the API's error for everybody else."""
+    accept = next((value for name, value in scope["headers"] if name.lower() == b"accept"), b"")
+    if b"text/html" in accept and not path.startswith(("/api/", "/console/api/")):
+        page = render_to_string("413.html", {"error": error})
+        answer = HttpResponse(page, status=error.status)
+        answer["Content-Security-Policy"] = POLICY
+    else:
+        answer = error_response(error)
+    # The rest of the body is not read: the connection can't be used again.
+    answer["Connection"] = "close"
+    answer["Content-Length"] = str(len(answer.content))
+    headers = [(name.encode("ascii"), value.encode("latin1")) for name, value in answer.items()]
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.content})

@@ -1,0 +1,306 @@
+"""CORS: which pages of other sites a browser lets call the API. django-cors-headers decides.
+
+Off until `QUIRE_CORS_ORIGINS` names the sites. Only requests with an `Origin` pay for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from functools import lru_cache, partial
+from typing import IO, Any, cast
+
+from corsheaders.middleware import CorsMiddleware
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import Resolver404, ResolverMatch, get_resolver
+
+from engine.contract.errors import EngineOverloaded, QuireError
+from inference.api.anthropic.errors import anthropic_error
+from inference.edge.body import check_caller, claimed_tenant, is_upload, read_body, read_upload
+from inference.edge.load_shedding import early_refusal
+from inference.engine_client.client import get_engine_client
+from inference.errors import Overloaded, PayloadTooLarge, error_response
+from inference.generation.model_resolution import check_any_queue
+from inference.loop.fair_dispatch import begins
+from inference.request.context import Asked, clean_request_id, endpoint_of, note_refusal
+from inference.web.responses import EventStreamResponse, LastChunk
+from inference.web.views import (
+    ARRIVED,
+    ERROR,
+    HANDLER,
+    KEY,
+    RECEIVED,
+    REQUEST_ID,
+    TENANT,
+    ClientGone,
+    GatewayView,
+    Receive,
+    Scope,
+    unknown_path,
+)
+
+
+def _nothing(request: HttpRequest) -> HttpResponseBase:
+    return HttpResponse()
+
+
+_library = CorsMiddleware(_nothing)
+
+
+def preflight(request: HttpRequest) -> HttpResponseBase | None:
+    """The answer to a browser's question before the request itself; None when it's no such."""
+    if "HTTP_ORIGIN" not in request.META or request.method != "OPTIONS":
+        return None
+    response = _library.check_preflight(request)
+    return None if response is None else _library.add_response_headers(request, response)
+
+
+def allow(request: HttpRequest, response: HttpResponseBase) -> None:
+    """Tell the browser whether the page may read this response."""
+    if "HTTP_ORIGIN" in request.META:
+        _library.add_response_headers(request, response)
+
+
+# -- What handler.py takes from inference.asgi.
+
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+URLCONF = "inference.urls"
+#: Paths that this handler serves; everything below /v1 too. `inference.urls` has the same.
+PATHS = frozenset(
+    f"/{name}"
+    for name in (
+        *("v1", "health", "ping", "version", "metrics", "tokenize", "detokenize"),
+        *("reset_prefix_cache", "sleep", "wake_up", "is_sleeping"),
+        *("load", "server_info", "openapi.json"),
+        *("pooling", "classify", "score", "rerank", "v2/rerank"),
+        *("generate", "invocations", "inference/v1/generate"),
+        *("reset_mm_cache", "reset_encoder_cache", "pause", "resume", "is_paused"),
+        *("abort_requests", "start_profile", "stop_profile", "collective_rpc", "tokenizer_info"),
+    )
+)
+
+#: Paths whose clients read Anthropic's envelope.
+ANTHROPIC = "/v1/messages"
+#: How long a request whose client is gone gets to end before it's cancelled once more.
+CANCEL_AGAIN_S = 0.5
+
+
+class GatewayHandler(ASGIHandler):
+    """Serves `inference.urls`. Tested under uvicorn, granian and daphne."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """None: views authenticate, limit and render errors themselves."""
+        self._view_middleware: list[Any] = []
+        self._middleware_chain = self._get_response_async
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; return when the response is sent or the client is gone."""
+        try:
+            if is_upload(scope, gateway_path(scope)):
+                body: IO[bytes] = await read_upload(scope, receive)
+            else:
+                read = await read_body(scope, receive, partial(self._may_be_large, scope))
+                scope[RECEIVED] = len(read)
+                body = io.BytesIO(read)
+                refused = await self._refused_early(scope, read)
+                if refused is not None:
+                    await self.send_response(refused, send)
+                    return
+        except ClientGone:
+            return
+        except QuireError as error:
+            await self.send_response(self._refused(scope, error), send)
+            return
+        with body:
+            scope[ARRIVED] = time.perf_counter()
+            if scope["method"] == "POST":
+                await begins.here().wait(claimed_tenant(scope))
+            request, response = self.create_request(scope, body)
+            if request is None:
+                await self.send_response(response, send)
+                return
+            await self._serve_while_connected(request, receive, send)
+
+    @staticmethod
+    async def _may_be_large(scope: Scope) -> None:
+        """Raise unless the path takes large bodies, from whoever sends this one, and a queue that
+        it could come into has room: to refuse it nothing of the body is needed.
+        """
+        path = gateway_path(scope)
+        try:
+            view = _resolve(path).func
+        except Resolver404:
+            raise unknown_path(path) from None
+        view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+        if getattr(view_class, "leads_nowhere", False):
+            raise unknown_path(path)
+        if getattr(view_class, "public", False):
+            raise PayloadTooLarge("This path accepts no large bodies.")
+        caller = await check_caller(scope)
+        headers = {name for name, _ in scope["headers"]}
+        if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:
+            try:
+                await check_any_queue(caller)
+            except (EngineOverloaded, Overloaded) as error:
+                note_refusal(error, Asked(_request_id(scope), endpoint_of(path), caller))
+                scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
+                raise
+
+    @staticmethod
+    async def _refused_early(scope: Scope, body: bytes) -> HttpResponseBase | None:
+        """The answer to what a full queue refuses at a glance; None where a view must see it."""
+        if scope["method"] != "POST" or not get_engine_client().refused_lately:
+            return None
+        path = gateway_path(scope)
+        try:
+            match = _resolve(path)
+        except Resolver404:
+            return None
+        view = getattr(match.func, "view_class", None)
+        if view is None or not issubclass(view, GatewayView):
+            return None
+        request_id = _request_id(scope)
+        error = await early_refusal(scope, path, body, view, request_id)
+        if error is None:
+            return None
+        scope[HANDLER] = f"/{match.route}"
+        refusal = _told(path, error, request_id)
+        refusal["openai-processing-ms"] = str(round((time.perf_counter() - scope[ARRIVED]) * 1000))
+        return refusal
+
+    def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
+        """The answer to a request whose body wasn't read: it has met no view."""
+        request, response = self.create_request(scope, io.BytesIO())
+        if request is None:
+            return response
+        scope[ERROR] = error.code
+        refusal = _told(gateway_path(scope), error, _request_id(scope))
+        # The rest of the body is not read: the connection can't be used again.
+        refusal["Connection"] = "close"
+        allow(request, refusal)
+        return refusal
+
+    async def _serve_while_connected(
+        self, request: HttpRequest, receive: Receive, send: Send
+    ) -> None:
+        """Run the view and send its response; cancel both when the client disconnects."""
+        task = asyncio.current_task()
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            while task is not None:
+                task.cancel()
+                # Again until it ends: Python 3.11's wait_for, below the Redis client, swallows a
+                # cancellation that comes together with its result.
+                await asyncio.sleep(CANCEL_AGAIN_S)
+
+        watcher = asyncio.create_task(watch())
+        response = None
+        try:
+            response = await self.get_response_async(request)
+            await self.send_response(response, send)
+        except asyncio.CancelledError:
+            if not gone or task is None:
+                raise
+            # Ours: the connection is closed and there's nobody to tell.
+            while task.uncancel():
+                pass
+        except OSError:
+            # Some servers say that the client is gone by failing the write.
+            logger.debug("The client closed the connection while a response was sent.")
+        finally:
+            watcher.cancel()
+            if response is not None:
+                _release(response)
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        """Resolve the URL and run its view."""
+        asked = preflight(request)
+        if asked is not None:
+            return asked
+        response = await self._view_response(request)
+        allow(request, response)
+        return response
+
+    async def _view_response(self, request: HttpRequest) -> HttpResponseBase:
+        try:
+            match = _resolve(request.path_info)
+            request.resolver_match = match
+            if not match.route.startswith("^"):  # else it's one for what doesn't exist
+                cast(ASGIRequest, request).scope[HANDLER] = f"/{match.route}"
+            return await match.func(request, *match.args, **match.kwargs)
+        except Exception as error:
+            return error_response(error)
+
+    async def send_response(self, response: HttpResponseBase, send: Send) -> None:
+        """Streams are written chunk by chunk, each as soon as it's there."""
+        if not isinstance(response, EventStreamResponse):
+            await super().send_response(response, send)
+            return
+        headers = [(k.encode("ascii"), v.encode("latin1")) for k, v in response.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(response.events) as events:
+            async for chunk in events:
+                last = isinstance(chunk, LastChunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+                if last:
+                    return
+        await send({"type": "http.response.body"})
+
+
+def _request_id(scope: Scope) -> str:
+    """By which it's told apart before it meets a view; the same each time."""
+    if (known := scope.get(REQUEST_ID)) is not None:
+        return str(known)
+    theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    made = scope[REQUEST_ID] = clean_request_id(theirs.decode("latin1"))
+    return made
+
+
+def _told(path: str, error: QuireError, request_id: str) -> HttpResponse:
+    """The answer to a request that has met no view."""
+    anthropic = path.startswith(ANTHROPIC)
+    refusal = (anthropic_error if anthropic else error_response)(error, request_id)
+    refusal["X-Request-Id"] = request_id
+    if anthropic:
+        refusal["request-id"] = request_id
+    return refusal
+
+
+@lru_cache(maxsize=1024)
+def _resolve(path: str) -> ResolverMatch:
+    """The view for a path. Raises `Resolver404`, which is not remembered."""
+    return get_resolver(URLCONF).resolve(path)
+
+
+def _release(response: HttpResponseBase) -> None:
+    """Run the response's closers. Django's `close` would fire a signal besides."""
+    for closer in response._resource_closers:
+        closer()
+
+
+def gateway_path(scope: Scope) -> str:
+    """The path below where the application is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def is_gateway_path(scope: Scope) -> bool:
+    """Whether the data plane serves this path. The raw path decides nothing: views authenticate."""
+    path = gateway_path(scope)
+    return path in PATHS or path.startswith("/v1/")

@@ -1,0 +1,158 @@
+"""`Exchange`: what is known of an HTTP request once its response has ended: metrics, a log line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from inference.metrics.definitions import NONE
+from inference.metrics.recorder import recorder
+from inference.request.context import harmless
+from inference.tracing import request_span
+from inference.web.views import ERROR, HANDLER, KEY, RECEIVED, TENANT
+from tenants.redaction import without_tokens
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+
+access_log = logging.getLogger("quire.access")
+#: Asked every few seconds by machines.
+_QUIET = frozenset({"/health", "/ping", "/metrics", "/load"})
+#: What nginx logs for a client that didn't wait.
+CLIENT_LEFT = 499
+
+
+class Exchange:
+    """Passes a response on and notes its status, size and request id.
+
+    Call `ended` when nothing more is sent. The line of the log has no query, headers, bodies or
+    tokens.
+    """
+
+    __slots__ = (
+        "_request_id",
+        "_scope",
+        "_send",
+        "_sent",
+        "_span",
+        "_started",
+        "_status",
+        "ended_whole",
+    )
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self._started = time.perf_counter()
+        self._status = self._sent = 0
+        self._request_id = b""
+        self.ended_whole = False
+        self._span = request_span(scope)
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """ASGI's `send`."""
+        if message["type"] == "http.response.body":
+            self._sent += len(message.get("body", b""))
+            self.ended_whole = not message.get("more_body", False)
+        elif message["type"] == "http.response.start":
+            self._status = message["status"]
+            if self._span is not None:
+                message["headers"] = [*message["headers"], self._span.response_header]
+            for name, value in message["headers"]:
+                if name.lower() == b"x-request-id":
+                    self._request_id = value
+        await self._send(message)
+
+    def ended(self, *, of_api: bool) -> None:
+        """Count it, and write its line where access lines are wanted."""
+        seconds, scope = time.perf_counter() - self._started, self._scope
+        status = self._status if self.ended_whole else CLIENT_LEFT
+        if of_api:
+            recorder.http(
+                handler=scope.get(HANDLER, NONE),
+                method=scope["method"],
+                status=status,
+                seconds=seconds,
+                received=scope.get(RECEIVED, 0),
+                sent=self._sent,
+            )
+        if self._span is not None:
+            self._span.end(
+                scope.get(HANDLER, ""),
+                status,
+                scope.get(TENANT, ""),
+                self._request_id.decode("latin1"),
+                scope.get(ERROR, ""),
+            )
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        level = logging.DEBUG if path in _QUIET else logging.INFO
+        if access_log.isEnabledFor(level):
+            self._log(level, status, seconds)
+
+    def _log(self, level: int, status: int, seconds: float) -> None:
+        scope = self._scope
+        theirs = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
+        client = scope.get("client") or ("",)
+        fields = {
+            "client": client[0],
+            "method": scope["method"],
+            "path": without_tokens(scope["path"]),
+            "status": status,
+            "duration_ms": round(seconds * 1000, 1),
+            "bytes": self._sent,
+            "request_id": self._request_id.decode("latin1"),
+            "client_request_id": harmless(theirs.decode("latin1")),
+            "tenant": scope.get(TENANT, ""),
+            "key": scope.get(KEY, ""),
+            "error": scope.get(ERROR, ""),
+        }
+        if self._span is not None:
+            fields["trace_id"] = self._span.trace_id
+        text = "%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(request_id)s"
+        access_log.log(level, text, fields, extra={"access": fields})
+
+
+# -- WebSockets of this process, under vLLM's names: how many are open, were opened, and for how
+# long.
+#
+# They are among what each process says of itself, so those of all processes add up.
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+ASGISend = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, ASGISend], Awaitable[None]]
+
+ACTIVE = Gauge("vllm:websocket_connections_active", "WebSockets that are open.")
+OPENED = Counter("vllm:websocket_connections", "WebSockets that were opened.")
+SECONDS = Histogram(
+    "vllm:websocket_connection_duration_seconds",
+    "Seconds from a WebSocket's opening to its end.",
+    buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+)
+
+
+def counted(application: Application) -> Application:
+    """The application, its accepted WebSockets counted."""
+
+    async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:
+        opened: list[float] = []
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "websocket.accept" and not opened:
+                opened.append(time.monotonic())
+                OPENED.inc()
+                ACTIVE.inc()
+            await send(message)
+
+        try:
+            await application(scope, receive, noting)
+        finally:
+            if opened:
+                ACTIVE.dec()
+                SECONDS.observe(time.monotonic() - opened[0])
+
+    return counting

@@ -1,0 +1,72 @@
+"""An operator's words to replicas, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from engine.contract.errors import EngineUnavailable
+from engine.contract.messages import Control, ControlReply
+
+if TYPE_CHECKING:
+    from inference.engine_client.client import EngineClient
+
+
+class Controls:
+    """Commands that wait for their answer."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[ControlReply]] = {}
+
+    def take(self, reply: ControlReply) -> None:
+        """An answer came; one that nobody waits for any more is dropped."""
+        waiting = self._waiting.pop(reply.control_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    async def send(
+        self,
+        client: EngineClient,
+        replica_id: str,
+        command: str,
+        timeout_s: float,
+        *,
+        level: int = 1,
+        tags: Sequence[str] = (),
+        mode: str = "abort",
+        request_ids: Sequence[str] = (),
+        running: bool = False,
+    ) -> ControlReply:
+        """The replica's answer. Raises `EngineUnavailable` when there's none in time.
+
+        The rest are `Control`'s.
+        """
+        control_id = uuid.uuid4().hex
+        answer: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._waiting[control_id] = answer
+
+        def on_error(error: RedisError) -> None:
+            if not answer.done():
+                answer.set_exception(EngineUnavailable(f"Redis did not take it: {error}"))
+
+        message = Control(
+            command=command,
+            control_id=control_id,
+            gateway_id=client.gateway_id,
+            level=level,
+            tags=list(tags),
+            mode=mode,
+            request_ids=list(request_ids),
+            running=running,
+        )
+        client.post(replica_id, message, on_error)
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise EngineUnavailable(f"No answer within {timeout_s:g} s.") from None
+        finally:
+            self._waiting.pop(control_id, None)

@@ -1,0 +1,285 @@
+"""Reading this gateway's outbox, and trimming what was handed out of it: two tasks a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.messages import AbortRequest, OutboxBatch
+from engine.system.redis_client import TIMEOUT_S, RedisLink
+from inference.loop.fair_dispatch import in_turns
+
+# -- Writing to replicas' inboxes: what is posted in one turn of the loop goes in one write.
+
+
+logger = logging.getLogger(__name__)
+
+OnError = Callable[[RedisError], None]
+CLOSE_TIMEOUT_S = 1.0
+
+
+class InboxWriter:
+    """Appends messages to inbox streams, in the order they are posted."""
+
+    def __init__(self, link: RedisLink, prefix: str) -> None:
+        self._link, self._prefix = link, prefix
+        self._sent: set[asyncio.Future[Any]] = set()
+
+    def post(self, replica_id: str, message: msgspec.Struct, on_error: OnError) -> None:
+        """Send soon. `on_error`: Redis failed, though it may have the message all the same."""
+        key = redis_keys.inbox_key(replica_id, self._prefix)
+        reply = self._link.send("XADD", key, "*", protocol.FIELD, protocol.encode(message))
+        self._sent.add(reply)
+        reply.add_done_callback(lambda done: self._answered(done, on_error))
+
+    def _answered(self, reply: asyncio.Future[Any], on_error: OnError) -> None:
+        self._sent.discard(reply)
+        error = None if reply.cancelled() else reply.exception()
+        if isinstance(error, RedisError):
+            on_error(error)
+
+    def abort(self, replica_id: str, engine_id: str, index: int | None, reason: str) -> None:
+        """Tell a replica to stop. When that fails the engine runs on to nobody."""
+
+        def on_error(error: RedisError) -> None:
+            logger.warning("The abort of %s could not be sent: %s", engine_id, error)
+
+        message = AbortRequest(request_id=engine_id, index=index, finish_reason=reason)
+        self.post(replica_id, message, on_error)
+
+    async def close(self) -> None:
+        """Wait until Redis has what was posted, for at most `CLOSE_TIMEOUT_S`."""
+        if self._sent:
+            await asyncio.wait(set(self._sent), timeout=CLOSE_TIMEOUT_S)
+
+
+# -- What the engine has written for this gateway and the gateway has read: kept in Redis too.
+#
+# What is read is trimmed from the outbox. Should this process be killed, another one bills its
+# requests from these counts and from what waits in the outbox.
+
+
+#: A request that has ended is settled within so long.
+FORGET_ENDED_S = 15.0
+#: One of which nothing more was heard was aborted.
+FORGET_SILENT_S = 600.0
+
+_SAVE = """
+redis.call('DEL', KEYS[1])
+if #ARGV > 2 then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[1])
+"""
+
+
+class Progress:
+    """Output tokens by request and output."""
+
+    def __init__(self, gateway_id: str, prefix: str) -> None:
+        self._keys = (
+            redis_keys.progress_key(gateway_id, prefix),
+            redis_keys.outbox_key(gateway_id, prefix),
+        )
+        #: "request/output" -> tokens, and when it may be forgotten.
+        self._counts: dict[str, tuple[int, float]] = {}
+
+    def note(self, batch: OutboxBatch) -> None:
+        """A batch was read."""
+        now = time.monotonic()
+        for delta in batch.deltas:
+            name = f"{redis_keys.first_attempt(delta.request_id)}/{delta.index}"
+            so_far = delta.start + len(delta.token_ids)
+            known = self._counts.get(name)
+            if known is not None:
+                so_far = max(so_far, known[0])
+            keep = FORGET_ENDED_S if delta.finish_reason else FORGET_SILENT_S
+            self._counts[name] = (so_far, now + keep)
+
+    async def save_and_trim(self, link: RedisLink, min_id: str) -> None:
+        """Write the counts and trim the outbox before `min_id`, both or neither."""
+        now = time.monotonic()
+        self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
+        values = [word for name, (count, _) in self._counts.items() for word in (name, count)]
+        # Lua's `unpack` takes some thousands of values: more requests than that are left out.
+        await link.execute(
+            "EVAL", _SAVE, 2, *self._keys, min_id, protocol.OUTBOX_TTL_S, *values[-6000:]
+        )
+
+
+READ_COUNT = 256
+#: Entries that are looked into as they arrive; more wait for the loop's next turns.
+LOOKED_AT = 2
+BLOCK_MS = 5_000
+TRIM_EVERY_S = 0.5
+#: An outbox that nobody refreshes vanishes after so long.
+EXPIRE_S = protocol.OUTBOX_TTL_S
+RETRY_S = 0.2
+PROBE_EXPIRE_S = 60
+
+
+#: An entry's id, and what isn't read yet or is.
+_Arrived = tuple[bytes, bytes | None, OutboxBatch | None]
+
+
+class OutboxReader:
+    """Reads `OutboxBatch`es and gives them to `deliver`, in order, each entry once.
+
+    `run` and `keep_trimmed` run side by side.
+
+    Args:
+        reading: a link of its own, whose timeout allows for blocking reads.
+        link: for short commands.
+        begin: called with a batch as it arrives, if it's among the first that do; takes out of it
+            what can't wait for the loop's next turn, and does little.
+        deliver: called on the loop with each batch; must not block.
+        save: keeps elsewhere what `deliver` was given; awaited before that is removed here.
+        on_error: called when Redis could not be read.
+    """
+
+    def __init__(
+        self,
+        reading: RedisLink,
+        link: RedisLink,
+        gateway_id: str,
+        prefix: str,
+        begin: Callable[[OutboxBatch], None],
+        deliver: Callable[[OutboxBatch], Awaitable[None]],
+        save: Callable[[], Awaitable[None]],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._reading, self._link = reading, link
+        self._begin, self._deliver = begin, deliver
+        self._save, self._on_error = save, on_error
+        self.key = redis_keys.outbox_key(gateway_id, prefix)
+        self._progress = Progress(gateway_id, prefix)
+        self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
+        self._last = self._handed_out = b"0-0"
+        self._has_news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read for ever. Redis may come and go."""
+        while True:
+            try:
+                await self._read()
+            except RedisError as error:
+                logger.warning("outbox read failed, retrying: %s", error)
+                self._on_error()
+                await asyncio.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        arrived: list[_Arrived] = []
+        reply = self._reading.send(*self._command, self._last, hear=partial(self._look, arrived))
+        self._reading.flush()
+        await reply
+        async for entry_id, data, batch in in_turns(arrived):
+            self._last = entry_id
+            if (there := batch or self._read_of(data)) is not None:
+                await self._hand_out(there)
+            self._handed_out = entry_id
+            self._has_news.set()
+
+    def _look(self, arrived: list[_Arrived], found: Any) -> None:
+        """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
+        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
+        for entry_id, fields in found[0][1] if found else ():
+            there = fields and len(fields) > 1 and fields[0] == protocol.FIELD
+            data, batch = fields[1] if there else None, None
+            if len(arrived) < LOOKED_AT:
+                data, batch = None, self._read_of(data)
+                if batch is not None:
+                    self._guarded(batch)
+            arrived.append((entry_id, data, batch))
+
+    def _read_of(self, data: bytes | None) -> OutboxBatch | None:
+        """The batch, which counts as read; None for an entry that isn't one."""
+        if data is None:
+            return None
+        try:
+            batch = protocol.decode_outbox(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            # The gap that this leaves is found by the tokens' positions and repaired.
+            logger.error("An outbox entry can't be read: %s", error)
+            return None
+        self._progress.note(batch)
+        return batch
+
+    def _guarded(self, batch: OutboxBatch) -> None:
+        try:
+            self._begin(batch)
+        except Exception:  # one bad batch must not end every stream of this process
+            logger.exception("A batch of replica %s could not be begun.", batch.replica_id)
+
+    async def _hand_out(self, batch: OutboxBatch) -> None:
+        try:
+            await self._deliver(batch)
+        except Exception:  # as above
+            logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
+
+    async def keep_trimmed(self) -> None:
+        """For ever: have kept elsewhere what was handed out, then remove it here.
+
+        Beside the reading: no token waits for it.
+        """
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(TRIM_EVERY_S)
+            self._has_news.clear()
+            try:
+                await self._trim()
+            except RedisError as error:
+                logger.warning("The outbox can't be trimmed: %s. Trying again.", error)
+                self._on_error()
+                self._has_news.set()
+
+    async def _trim(self) -> None:
+        last = self._handed_out
+        await self._save()
+        await self._progress.save_and_trim(self._link, _next_id(last))
+
+    def restart(self) -> None:
+        """Read from the beginning: Redis lost the stream, and what is in it now is new."""
+        self._last = self._handed_out = b"0-0"
+
+    async def keep_alive(self) -> None:
+        """Make sure that the stream is there and expires unless this is called again."""
+        if not await self._link.execute("EXPIRE", self.key, EXPIRE_S):
+            # An empty entry makes the stream; the reader passes over it.
+            empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
+            await self._link.execute("XADD", self.key, "*", protocol.FIELD, empty)
+            await self._link.execute("EXPIRE", self.key, EXPIRE_S)
+
+    async def write_probe(self) -> None:
+        """Write something that expires by itself. Raises `redis.RedisError` where Redis can't."""
+        await self._link.execute("SET", f"{self.key}:probe", b"", "EX", PROBE_EXPIRE_S)
+
+    async def delete(self) -> None:
+        """Remove the stream."""
+        await self._link.execute("DEL", self.key)
+
+
+def _next_id(entry_id: bytes) -> str:
+    """The smallest stream id after this one."""
+    milliseconds, _, sequence = entry_id.partition(b"-")
+    return f"{int(milliseconds)}-{int(sequence) + 1}"
+
+
+# -- The engine client's links to Redis.
+
+
+def short_link(url: str) -> RedisLink:
+    """For requests, on their way in and out."""
+    return RedisLink(url, timeout_s=TIMEOUT_S)
+
+
+def reading_link(url: str) -> RedisLink:
+    """For blocking reads, which would hold up any other command."""
+    return RedisLink(url, timeout_s=TIMEOUT_S + BLOCK_MS / 1000)

@@ -1,1 +1,0 @@
-"""Endpoints that vLLM has beside OpenAI's."""

@@ -1,0 +1,158 @@
+"""Log probabilities in the forms of the two endpoints."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from engine.contract.messages import TokenLogprobs
+from engine.text import Tokenizer
+from inference.generation.output import OutputState, TokenEntry
+
+# -- `best_of`: the likeliest outputs of those that were made.
+
+
+def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
+    """Indices of the outputs to return: all in order, or the best by cumulative log probability."""
+    if len(outputs) <= n:
+        return list(range(len(outputs)))
+    return sorted(range(len(outputs)), key=lambda index: -outputs[index].sum_logprobs)[:n]
+
+
+#: JSON has no -inf; this is what vLLM and OpenAI write.
+LOWEST = -9999.0
+
+
+def finite(value: float) -> float:
+    """A log probability that JSON can hold."""
+    return max(value, LOWEST)
+
+
+class TokenNames:
+    """How tokens are spelled: their text, or `token_id:N` when the client asked for that."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self.tokenizer, self._as_ids = tokenizer, as_ids
+
+    def __call__(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self.tokenizer.token_text(token_id)
+
+
+def chat_logprobs(
+    entries: Sequence[TokenEntry], names: TokenNames, top: int, *, asked: bool = False
+) -> list[dict[str, Any]]:
+    """`choices[].logprobs.content`: one object a token, `top` alternatives each.
+
+    `asked`: they are tokens that the client named; the chosen one stands among them.
+    """
+    return [
+        {
+            **_token(entry.logprobs, 0, names),
+            "top_logprobs": [
+                _token(entry.logprobs, place, names)
+                for place in (_asked_places if asked else _top_places)(entry.logprobs, top)
+            ],
+        }
+        for entry in entries
+    ]
+
+
+def _top_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+    return range(1, min(top + 1, len(scores.token_ids)))
+
+
+def _asked_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+    chosen = scores.token_ids[0]
+    return [k for k, token in enumerate(scores.token_ids) if k == 0 or token != chosen]
+
+
+def _token(scores: TokenLogprobs, place: int, names: TokenNames) -> dict[str, Any]:
+    token_id = scores.token_ids[place]
+    return {
+        "token": names(token_id),
+        "logprob": finite(scores.logprobs[place]),
+        "bytes": list(names.tokenizer.token_bytes(token_id)),
+    }
+
+
+def completion_logprobs(
+    entries: Sequence[TokenEntry], names: TokenNames, start: int
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion: parallel lists.
+
+    `start`: characters of the choice's text before these tokens' output began (the echo).
+    """
+    return {
+        "text_offset": [start + entry.offset for entry in entries],
+        "token_logprobs": [finite(entry.logprobs.logprobs[0]) for entry in entries],
+        "tokens": [names(entry.token_id) for entry in entries],
+        "top_logprobs": [_top(entry.logprobs, names) for entry in entries],
+    }
+
+
+def echo_logprobs(
+    prompt: Sequence[int],
+    scores: Sequence[TokenLogprobs | None],
+    names: TokenNames,
+    *,
+    shows_special: bool,
+) -> dict[str, Any]:
+    """The same for an echoed prompt, whose first token has no log probability."""
+    hidden = frozenset() if shows_special else names.tokenizer.special_token_ids
+    return {
+        "text_offset": _offsets(prompt, names.tokenizer, hidden),
+        "token_logprobs": [None if s is None else finite(s.logprobs[0]) for s in scores],
+        "tokens": [names(token_id) for token_id in prompt],
+        "top_logprobs": [None if s is None else _top(s, names) for s in scores],
+    }
+
+
+def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[int]) -> list[int]:
+    """How many whole characters stand before each token; hidden ones have none."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, length = [], 0
+    for token_id in token_ids:
+        offsets.append(length)
+        if token_id not in hidden:
+            length += len(decoder.decode(tokenizer.token_bytes(token_id)))
+    return offsets
+
+
+def _top(scores: TokenLogprobs, names: TokenNames) -> dict[str, float]:
+    """The token itself and the best ones, by their spelling; of equal ones the likelier stays."""
+    result: dict[str, float] = {}
+    for token_id, logprob in zip(scores.token_ids, scores.logprobs, strict=True):
+        name = names(token_id)
+        result[name] = max(result.get(name, LOWEST), finite(logprob))
+    return result
+
+
+def joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Two completions' logprobs one after the other."""
+    if first is None or second is None:
+        return first or second
+    return {name: first[name] + second[name] for name in first}
+
+
+def prompt_logprobs(
+    scores: Sequence[TokenLogprobs | None] | None, names: TokenNames
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: for each prompt token its alternatives by id."""
+    if scores is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": names.tokenizer.token_text(token_id),
+            }
+            for token_id, logprob, rank in zip(
+                position.token_ids, position.logprobs, position.ranks, strict=True
+            )
+        }
+        for position in scores
+    ]

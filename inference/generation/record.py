@@ -1,0 +1,217 @@
+"""What is kept of a generation beside its usage: its way through gateway and engine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from engine.contract.messages import FlightRecord
+from inference.engine_client.flight import Flight
+from inference.errors import as_quire_error
+from inference.loop.offload import render_pool
+from inference.settings import gateway_settings
+from metering.access import (
+    MOST_HOPS,
+    MOST_OUTPUTS,
+    MOST_POINTS,
+    Content,
+    Hop,
+    OutputNote,
+    RequestNote,
+)
+
+if TYPE_CHECKING:
+    from engine.text import Tokenizer
+    from inference.generation.generation import Generation
+    from inference.request.context import Asked
+
+
+# -- A request's own figures, for its answer: vLLM's `metrics`.
+
+
+def answer_metrics(flights: list[Flight]) -> dict[str, dict[str, float]]:
+    """`{"metrics": ...}` of a request that has ended; {} unless the operator wants answers to have
+    them (`PER_REQUEST_METRICS`).
+    """
+    return {"metrics": figures(flights)} if gateway_settings().per_request_metrics else {}
+
+
+def figures(flights: list[Flight]) -> dict[str, float]:
+    """Milliseconds by vLLM's names, of all prompts and outputs together. What the engine hasn't
+    told (of outputs that a stop string ended here), or what one token can't have, is left out.
+
+    The first token's time begins when the prompt is first computed: `queue_time_ms` is before it.
+    """
+    records = [record for flight in flights for record in flight.records.values()]
+    if not records:
+        return {}
+    begun = min(record.queue_time for record in records)
+    first = min(map(_first, records)) - begun
+    last = max(_first(record) + record.decode_time for record in records) - begun
+    tokens = [len(output) for flight in flights for output in flight.tokens]
+    found = {
+        "queue_time_ms": 1000 * begun,
+        "time_to_first_token_ms": 1000 * first,
+        "generation_time_ms": 1000 * (last - first),
+    }
+    if (longest := max(tokens)) > 1:
+        found["mean_itl_ms"] = 1000 * (last - first) / (longest - 1)
+    if last > 0:
+        found["tokens_per_second"] = sum(tokens) / last
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _first(record: FlightRecord) -> float:
+    """Seconds from a request's arrival to an output's first token."""
+    return record.queue_time + record.prefill_time
+
+
+#: Tokens from the beginning and the end of a text that is kept; see `RequestContent`.
+_KEPT_TOKENS = 2000
+_KEPT_CHARS = 16_000
+
+
+class Pace:
+    """When tokens came: `MOST_POINTS` points at most, however many there were."""
+
+    __slots__ = ("_last", "_points", "_skipped", "_stride", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._points: list[tuple[float, int]] = []
+        self._stride, self._skipped = 1, 0
+        self._last = (0.0, 0)
+
+    def add(self, at: float, count: int) -> None:
+        """So many more tokens have come."""
+        self.total += count
+        self._last = (at, self.total)
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self._points.append(self._last)
+        if len(self._points) >= MOST_POINTS:
+            self._points = self._points[1::2]
+            self._stride *= 2
+
+    def since(self, start: float) -> list[tuple[int, int]]:
+        """[milliseconds after `start`, tokens so far], the last point included."""
+        points = list(self._points)
+        if self.total and (not points or points[-1] != self._last):
+            points.append(self._last)
+        return [(round((at - start) * 1000), total) for at, total in points]
+
+
+def note_of(
+    generation: Generation, asked: Asked | None, error: BaseException | None
+) -> RequestNote:
+    """The record of a generation that is over."""
+    job, admission = generation.job, generation.admission
+    told = None if error is None else as_quire_error(error)
+    rates = admission.rates
+    return RequestNote(
+        header_id=asked.header_id if asked is not None else "",
+        answer_id=asked.answer_id if asked is not None else "",
+        code="" if told is None else str(told.code or ""),
+        message="" if told is None else told.message,
+        replica=generation.replica_id,
+        numerics_changed=generation.usage.numerics_changed,
+        rates=(rates.input, rates.cached, rates.output),
+        limits={
+            name: value
+            for name in _LIMITS
+            if isinstance(value := getattr(admission, name, None), int)
+        },
+        asked=job.wanted() | ({"priority": job.priority} if job.priority else {}),
+        admitted_ms=(generation.admitted_at - job.received) * 1000,
+        hops=_hops(generation.flights, job.received),
+        outputs=_outputs(generation),
+        tokens=generation.pace.since(job.received),
+    )
+
+
+_LIMITS = (
+    *("limit_requests", "remaining_requests", "limit_tokens", "remaining_tokens"),
+    "output_tokens",
+)
+
+
+def _hops(flights: list[Flight], start: float) -> list[Hop]:
+    hops = sorted((hop for flight in flights for hop in flight.hops), key=lambda hop: hop[0])
+    return [
+        Hop(at_ms=(at - start) * 1000, replica=replica, reason=reason)
+        for at, replica, reason in hops[:MOST_HOPS]
+    ]
+
+
+def _outputs(generation: Generation) -> list[OutputNote]:
+    made: list[OutputNote] = []
+    for flight in generation.flights:
+        for index in range(len(flight.tokens)):
+            if len(made) == MOST_OUTPUTS:
+                return made
+            record = flight.records.get(index, FlightRecord())
+            output = generation.outputs[flight.number][index]
+            made.append(_output(flight, index, record, output.finish_reason or ""))
+    return made
+
+
+def _output(flight: Flight, index: int, record: FlightRecord, reason: str) -> OutputNote:
+    return OutputNote(
+        number=flight.number,
+        index=index,
+        tokens=len(flight.tokens[index]),
+        reason=reason,
+        queue_ms=record.queue_time * 1000,
+        prefill_ms=record.prefill_time * 1000,
+        decode_ms=record.decode_time * 1000,
+        num_chunks=record.prefill_chunks,
+        chunks=record.chunks,
+        cached=record.num_cached_tokens,
+        cold=record.cold_reason,
+        preemptions=record.num_preemptions,
+        preempted_at=record.preempted_at,
+        steps=record.num_steps,
+        drafts=record.num_draft_tokens,
+        accepted=record.num_accepted_tokens,
+        drafted=round(record.mean_accepted_length, 2),
+        ahead=record.num_ahead,
+        ahead_own=record.num_ahead_own,
+        behind=record.behind,
+    )
+
+
+async def content_of(generation: Generation, request_id: str) -> Content:
+    """What was asked and answered, as the model saw it. Decoded beside the event loop."""
+    job = generation.job
+    answers = [tokens for flight in generation.flights for tokens in flight.tokens]
+
+    def made() -> tuple[str, str]:
+        tokenizer = job.served.tokenizer
+        known = map(job.known_prompt, range(len(job.prompts[:MOST_OUTPUTS])))
+        prompt = "\n\n".join(_text(tokenizer, ids) for ids in known)
+        answer = "\n\n".join(_text(tokenizer, ids) for ids in answers[:MOST_OUTPUTS])
+        return _plain(prompt), _plain(answer)
+
+    length = 4 * min(job.prompt_tokens, 2 * _KEPT_TOKENS)
+    prompt, answer = await render_pool().run(length, made)
+    at = datetime.fromtimestamp(job.started_at, UTC)
+    return Content(request_id, job.caller.tenant_id, prompt, answer, at)
+
+
+def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    if len(ids) <= 2 * _KEPT_TOKENS:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+    left_out = len(ids) - 2 * _KEPT_TOKENS
+    first = tokenizer.decode(ids[:_KEPT_TOKENS], skip_special_tokens=False)
+    last = tokenizer.decode(ids[-_KEPT_TOKENS:], skip_special_tokens=False)
+    return f"{first}\n[{left_out} tokens]\n{last}"
+
+
+def _plain(text: str) -> str:
+    """Cut in the middle; what any database takes."""
+    if len(text) > _KEPT_CHARS:
+        half = _KEPT_CHARS // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
+    return text.replace("\0", "").encode("utf-8", "replace").decode()

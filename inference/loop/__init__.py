@@ -1,0 +1,1 @@
+"""An event loop's turns and the threads beside it."""

@@ -1,0 +1,171 @@
+"""A few threads whose time tenants share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any, ParamSpec, TypeVar
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import Overloaded
+from inference.loop.fair_dispatch import FEW
+from inference.settings import gateway_settings
+
+T = TypeVar("T")
+
+#: Jobs of one tenant that may wait or run for each thread, and of all tenants; more are refused.
+TENANT_PER_THREAD, ALL_PER_THREAD = 64, 1024
+_MOST_IDLE = 1000
+
+
+class FairThreads:
+    """Runs jobs; whoever had the least of the threads' time goes first.
+
+    So hundreds of long prompts of one tenant delay another one's by what runs just now. A tenant
+    that comes back begins where the others are.
+
+    Args:
+        jobs: what they are called where too many wait.
+    """
+
+    def __init__(self, threads: int, name: str, jobs: str) -> None:
+        self._kind = jobs
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._tenant_room = threads * TENANT_PER_THREAD
+        self._room = threads * ALL_PER_THREAD
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        #: Jobs that wait or run.
+        self._jobs: dict[str, int] = {}
+        #: Seconds that each tenant had, from where it began.
+        self._served: dict[str, float] = {}
+
+    def submit(self, tenant: str, job: Callable[[], T]) -> Future[T]:
+        """Queue a job. One that is cancelled before its turn isn't run.
+
+        Raises:
+            Overloaded: too many of the tenant's jobs, or of all, wait.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            mine = self._jobs.get(tenant, 0)
+            if mine >= self._tenant_room or sum(self._jobs.values()) >= self._room:
+                raise Overloaded(f"Too many {self._kind} wait. Try again in a moment.")
+            self._jobs[tenant] = mine + 1
+            if tenant not in self._lines:
+                self._lines[tenant] = deque()
+                self._open(tenant)
+            self._lines[tenant].append((future, job))
+        # Whichever thread is free takes whoever is next by then.
+        self._threads.submit(self._run_next)
+        return future
+
+    def _open(self, tenant: str) -> None:
+        """Nobody saves up time while he has nothing to run."""
+        others = [self._served.get(name, 0.0) for name in self._lines if name != tenant]
+        floor = min(others, default=max(self._served.values(), default=0.0))
+        self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            tenant = min(self._lines, key=lambda name: self._served[name])
+            line = self._lines[tenant]
+            future, job = line.popleft()
+            if not line:
+                del self._lines[tenant]
+        started = time.perf_counter()
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            self._done(tenant, time.perf_counter() - started)
+
+    def _done(self, tenant: str, seconds: float) -> None:
+        with self._lock:
+            self._served[tenant] += seconds
+            self._jobs[tenant] -= 1
+            if not self._jobs[tenant]:
+                del self._jobs[tenant]
+                if len(self._served) > _MOST_IDLE:
+                    self._served = {name: self._served[name] for name in self._jobs}
+
+
+# -- Rendering off the event loop: short prompts in place, long ones in a few threads, all in time.
+
+
+P = ParamSpec("P")
+
+#: For whom the current task renders.
+rendering_for: ContextVar[str] = ContextVar("rendering_for", default="")
+#: Whether its request goes through so much that it takes the event loop's time.
+large_work: ContextVar[bool] = ContextVar("large_work", default=False)
+
+#: Work beyond this many characters is run in a thread.
+MAX_INLINE_CHARS = 128 * 1024
+
+
+class RenderPool:
+    """Runs rendering work. Jobs whose caller has given up count until their thread is free."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = FairThreads(threads, "quire-render", "prompts")
+
+    async def run(
+        self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`function(...)`, in place when the text is short.
+
+        Args:
+            chars: characters that the work goes through.
+
+        Raises:
+            InvalidRequest: it took longer than `render_timeout_s`.
+            Overloaded: too many jobs of the tenant wait.
+        """
+        settings = gateway_settings()
+        if chars <= settings.inline_render_chars:
+            return function(*args, **kwargs)
+        return await self.run_in_thread(settings.render_timeout_s, function, *args, **kwargs)
+
+    async def run_in_thread(
+        self, limit_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`function(...)` in a thread, in its tenant's turn. Raises as `run` does."""
+        job = self._threads.submit(rendering_for.get(), partial(function, *args, **kwargs))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"The prompt could not be rendered within {limit_s:g} s.", code="render_timeout"
+            ) from None
+
+
+def note_work(*, items: int, chars: int) -> None:
+    """Tell how much the current request goes through besides its body, which may only name it."""
+    if items > FEW or chars > MAX_INLINE_CHARS:
+        large_work.set(True)
+
+
+async def beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(...)`, which goes through all that a request is about: of much in a thread.
+
+    Raises: what `RenderPool.run` raises.
+    """
+    if not large_work.get():
+        return function(*args, **kwargs)
+    limit_s = gateway_settings().render_timeout_s
+    return await render_pool().run_in_thread(limit_s, function, *args, **kwargs)
+
+
+@lru_cache(maxsize=1)
+def render_pool() -> RenderPool:
+    """This process's pool."""
+    return RenderPool(gateway_settings().render_threads)

@@ -1,1 +1,0 @@
-"""OpenAI's endpoints: one module a family, schemas beside them."""

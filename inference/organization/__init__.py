@@ -1,1 +1,0 @@
-"""What an organisation asks about itself, as OpenAI's API has it: usage and costs."""

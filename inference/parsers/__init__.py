@@ -1,0 +1,1 @@
+"""A model's text taken apart as it comes: tool calls, reasoning."""

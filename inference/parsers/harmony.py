@@ -1,0 +1,151 @@
+"""gpt-oss's way: an answer is messages on channels, each with a header of control tokens."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from inference.parsers.reasoning_parser import Marks, ReasoningParser
+from inference.parsers.state_machine import Part, first_of, is_beginning, may_begin
+from inference.parsers.tool_grammar import Layout, literal
+from inference.parsers.tool_parser import ToolParser
+
+CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
+#: More before a message is no header, but what the model has to say.
+MAX_HEADER = 512
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+_KINDS: dict[str, str] = {"analysis": "reasoning"}
+
+
+class HarmonyParser(ReasoningParser):
+    """Analysis is reasoning, messages to functions are calls, all else is content."""
+
+    name: ClassVar[str] = "gpt_oss"
+    template_marks: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE)
+    markers: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE, "<|constrain|>", *_ENDS)
+
+    assumed: ClassVar[bool] = True
+
+    @classmethod
+    def marks(cls, *, constrained: bool, calls: bool) -> Marks:
+        """A form begins with its message, and calls with their header."""
+        again = f"{START}assistant"
+        if calls:
+            return Marks((again,), "", f"<|end|>{again}")
+        final = f"{CHANNEL}final{MESSAGE}"
+        if constrained:
+            return Marks((final,), "", f"<|end|>{again}{final}")
+        return Marks(("<|end|>", final, f"{CHANNEL}commentary"), "", "<|end|>")
+
+    @classmethod
+    def switched(cls, variables: Mapping[str, Any]) -> bool | None:
+        """An answer has its headers with and without reasoning."""
+        return None
+
+    def __init__(self, inside: bool | None = None) -> None:
+        super().__init__(inside)
+        self._kind = "content"
+        self._num_calls = 0
+
+    def _begin(self) -> bool:
+        """Before a message's header; without one, all is content."""
+        rest = self._held.lstrip()
+        if rest.startswith((CHANNEL, START)):
+            self._state = self._header
+            return True
+        if not self._ended and (not rest or is_beginning(rest, (CHANNEL, START))):
+            return False
+        self._trim = False
+        self._kind, self._state = "content", self._body
+        return bool(self._held)
+
+    def _header(self) -> bool:
+        header, found, rest = self._held.partition(MESSAGE)
+        if len(header) > MAX_HEADER + (0 if found else len(MESSAGE)):
+            return self._no_header()
+        if not found:
+            if self._ended:
+                self._held = ""  # a header without a message says nothing
+            return False
+        self._held = rest
+        recipient = _RECIPIENT.search(header)
+        channel = header.rpartition(CHANNEL)[2].split("<")[0].split()
+        self._kind = _KINDS.get(channel[0] if channel else "", "content")
+        if recipient is not None:
+            self._kind = "arguments"
+            call_id = f"call_{secrets.token_hex(12)}"
+            self._out.append(Part("call", recipient[1], self._num_calls, call_id))
+            self._num_calls += 1
+        self._trim, self._state = self._kind != "content", self._body
+        return True
+
+    def _no_header(self) -> bool:
+        """What began like a header goes on for too long: it's what the model has to say."""
+        self._trim, self._kind, self._state = False, "content", self._body
+        mark = CHANNEL if self._held.startswith(CHANNEL) else START
+        self._pass(mark)
+        self._held = self._held[len(mark) :]
+        return True
+
+    def _body(self) -> bool:
+        place, mark = first_of(self._held, _ENDS)
+        if mark:
+            self._pass(self._held[:place])
+            self._held = self._held[place:] if mark == START else self._held[place + len(mark) :]
+            self._state = self._begin
+            return True
+        keep = 0 if self._ended else may_begin(self._held, _ENDS)
+        size = len(self._held) - keep
+        self._pass(self._held[:size])
+        self._held = self._held[size:]
+        return False
+
+    def _pass(self, text: str) -> None:
+        if self._kind == "arguments":
+            if text:
+                self._out.append(Part("arguments", text, self._num_calls - 1))
+        else:
+            self._emit(self._kind, text)
+
+
+# -- gpt-oss: calls are messages to functions, which its reasoning parser has told apart already.
+
+
+FINAL = f"{CHANNEL}final{MESSAGE}"
+#: What ends a message and begins the next one.
+NEXT = f"<|end|>{START}assistant"
+
+
+@dataclass(frozen=True)
+class MessagesLayout(Layout):
+    """An answer is messages, each with its header: more thoughts, and then calls or the text."""
+
+    def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
+        headers = [f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "commentary")]
+        before = " | ".join(literal(header, special) for header in headers)
+        calls, final = self._all_calls(special, parallel), literal(FINAL, special)
+        return [
+            f"start: before* ({calls} | {final} TEXT)",
+            f"before: ({before}) TEXT {literal(NEXT, special)}",
+            r"TEXT: /(.|\n)*/",
+        ]
+
+
+class HarmonyToolParser(ToolParser):
+    """Says how an enforced call looks; there are no calls left to find in the content."""
+
+    name = "gpt_oss"
+    template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>")
+    layout = MessagesLayout(
+        begin=f"{CHANNEL}commentary to=functions.NAME <|constrain|>json{MESSAGE}",
+        end="",
+        separator=NEXT,
+        before_answer=FINAL,
+    )
+
+    def _text(self) -> bool:
+        return self._plain()

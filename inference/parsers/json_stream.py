@@ -1,0 +1,245 @@
+"""`CallObject`: one `{"name": ..., "arguments": {...}}`, its arguments passed on as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+# -- JSON read while it grows: where a value ends, and a call's name and arguments.
+
+
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_STRUCTURE_OR_MARK = re.compile(r'["{}\[\]<]')
+_IN_STRING = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[,}\]\s]")
+#: More brackets inside each other are no arguments.
+MAX_DEPTH = 256
+
+
+class ValueScanner:
+    """Finds the end of one JSON value. It counts brackets outside of strings and judges no more.
+
+    With `to_mark` a value that isn't closed ends before a "<" outside of strings, where JSON has
+    none: a mark of the model's begins there.
+    """
+
+    def __init__(self) -> None:
+        self.to_mark = False
+        self.kind = ""
+        self.too_deep = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """The place after the value's end in this piece; None while it goes on.
+
+        A number, `true`, `false` or `null` ends before the character that can't belong to it.
+        """
+        place = 0
+        if not self.kind and text:
+            self.kind = {"{": "{", "[": "[", '"': '"'}.get(text[0], "scalar")
+        if self.kind == "scalar":
+            end = _SCALAR_END.search(text)
+            return None if end is None else end.start()
+        while place < len(text):
+            if self._in_string:
+                place = self._through_string(text, place)
+                if not self._in_string and self._depth == 0:
+                    return place
+                continue
+            found = (_STRUCTURE_OR_MARK if self.to_mark else _STRUCTURE).search(text, place)
+            if found is None:
+                return None
+            if found[0] == "<":
+                return found.start()
+            place = found.end()
+            if self._bracket(found[0]):
+                return place
+        return None
+
+    def _bracket(self, char: str) -> bool:
+        """Count it; whether the value has ended with it."""
+        if char == '"':
+            self._in_string = True
+            return False
+        self._depth += 1 if char in "{[" else -1
+        self.too_deep = self.too_deep or self._depth > MAX_DEPTH
+        return self._depth <= 0
+
+    def _through_string(self, text: str, place: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return place + 1
+        found = _IN_STRING.search(text, place)
+        if found is None:
+            return len(text)
+        if found[0] == "\\":
+            self._escaped = True
+        else:
+            self._in_string = False
+        return found.end()
+
+
+def decoded(text: str) -> object:
+    """The value of a JSON text; the text itself when it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+ARGUMENTS = ("arguments", "parameters")
+#: Keys that a call may begin with. Another one says early that this is an answer in JSON, no call.
+KNOWN_KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
+
+
+class CallObject:
+    """Reads an object and tells of the call in it.
+
+    A call is certain once its name is known and its arguments have begun. An object that ends or
+    goes wrong before that is no call (`failed`): `raw` is all that was read, for the content.
+
+    Args:
+        on_call: gets the name. on_arguments: gets more of the arguments' JSON.
+        is_function: whether an object with this name is a call.
+    """
+
+    def __init__(
+        self,
+        on_call: Callable[[str], None],
+        on_arguments: Callable[[str], None],
+        is_function: Callable[[str], bool],
+    ) -> None:
+        self._on_call, self._on_arguments = on_call, on_arguments
+        self._is_function = is_function
+        self.raw = ""
+        self.certain = False
+        self.done = False
+        self.failed = False
+        self._state: Callable[[str], int] = self._open
+        self._scanner = ValueScanner()
+        self._key = self._value = ""
+        self._name: str | None = None
+        self._early: str | None = None
+        self._streams = False
+
+    def feed(self, text: str) -> int:
+        """How many characters belong to the object (all, while it isn't `done` or `failed`)."""
+        place = 0
+        while place < len(text) and not (self.done or self.failed):
+            used = self._state(text[place:])
+            if not self.certain:
+                self.raw += text[place : place + used]
+            place += used
+        return place
+
+    def _expect(self, text: str, then: dict[str, Callable[[], None]]) -> int:
+        """Skip white space; the next character must be one of `then`."""
+        rest = text.lstrip()
+        if not rest:
+            return len(text)
+        action = then.get(rest[0])
+        if action is None:
+            self.failed = True
+            return len(text) - len(rest)
+        action()
+        return len(text) - len(rest) + 1
+
+    def _open(self, text: str) -> int:
+        return self._expect(text, {"{": lambda: self._go(self._before_key)})
+
+    def _go(self, state: Callable[[str], int]) -> None:
+        self._state = state
+        self._scanner, self._value, self._streams = ValueScanner(), "", False
+
+    def _before_key(self, text: str) -> int:
+        rest = text.lstrip()
+        if rest.startswith('"'):
+            self._go(self._in_key)
+            return len(text) - len(rest)
+        return self._expect(text, {"}": self._finish})
+
+    def _in_key(self, text: str) -> int:
+        end = self._collect(text)
+        if end is None:
+            return len(text)
+        self._key = str(decoded(self._value))
+        if self._key not in KNOWN_KEYS and not self.certain:
+            self.failed = True
+            return end
+        self._go(self._before_value)
+        return end
+
+    def _before_value(self, text: str) -> int:
+        return self._expect(text, {":": lambda: self._go(self._value_start)})
+
+    def _value_start(self, text: str) -> int:
+        rest = text.lstrip()
+        if not rest:
+            return len(text)
+        self._go(self._in_value)
+        opens = self._key in ARGUMENTS and rest[0] == "{"
+        if opens and self._name is not None and not self.certain:
+            self._streams = True
+            self._commit(self._name, "")
+        return len(text) - len(rest)
+
+    def _in_value(self, text: str) -> int:
+        end = self._collect(text)
+        if self._scanner.too_deep:
+            self.failed = True
+            return end if end is not None else len(text)
+        if end is None:
+            return len(text)
+        if not self._streams:
+            self._take_value()
+        self._go(self._after_value)
+        return end
+
+    def _collect(self, text: str) -> int | None:
+        end = self._scanner.feed(text)
+        piece = text if end is None else text[:end]
+        if self._streams:
+            self._on_arguments(piece)
+        else:
+            self._value += piece
+        return end
+
+    def _take_value(self) -> None:
+        """A value that was read whole."""
+        if self.certain:
+            return
+        value = decoded(self._value)
+        if self._key == "name":
+            self._name = value if isinstance(value, str) else None
+            self.failed = not self._name or not self._is_function(self._name)
+        elif self._key in ARGUMENTS:
+            self._early = _as_arguments(self._value, value)
+        if self._name is not None and self._early is not None and not self.failed:
+            self._commit(self._name, self._early)
+
+    def _after_value(self, text: str) -> int:
+        return self._expect(text, {",": lambda: self._go(self._before_key), "}": self._finish})
+
+    def _commit(self, name: str, arguments: str) -> None:
+        self.certain = True
+        self._on_call(name)
+        if arguments:
+            self._on_arguments(arguments)
+
+    def _finish(self) -> None:
+        if self._name is None:
+            self.failed = True
+            return
+        if not self.certain:
+            self._commit(self._name, "{}")  # a function without parameters may come without them
+        self.done = True
+
+
+def _as_arguments(text: str, value: object) -> str:
+    """A value as JSON text of arguments: OpenAI's own form is text already."""
+    if isinstance(value, str):
+        return value or "{}"
+    return "{}" if value is None else text

@@ -1,0 +1,339 @@
+"""Parsers for calls that are JSON objects, alone or in a list."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from inference.parsers.tool_grammar import Layout
+from inference.parsers.tool_parser import ToolParser
+
+# -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ToolParser):
+    """A closing tag that is missing is forgiven.
+
+    Attributes:
+        opens: each begins a call. close: what may end it, "" for nothing.
+    """
+
+    name = "hermes"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
+    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+    opens: ClassVar[tuple[str, ...]] = (OPEN,)
+    close: ClassVar[str] = CLOSE
+    _opening = OPEN
+    layout = Layout(
+        begin=f'{OPEN}\n{{"name": "NAME", "arguments": ', end=f"}}\n{CLOSE}", trigger=OPEN
+    )
+
+    def _text(self) -> bool:
+        self._opening = self._find(*self.opens)
+        return bool(self._opening) and self._then(self._call_object)
+
+    def _call_object(self) -> bool:
+        return self._in_object(self._opening, self._close)
+
+    def _close(self) -> bool:
+        if self.close and self._skip(self.close) is None:
+            return False
+        return self._then(self._text)
+
+
+class Ernie45Parser(HermesParser):
+    """ERNIE 4.5: the same, and its text stands between `<response>` tags, which are left out."""
+
+    name = "ernie45"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<response>")
+    markers = (OPEN, CLOSE, "<response>", "</response>")
+
+    def _text(self) -> bool:
+        found = self._find(OPEN, "<response>", "</response>")
+        if found == OPEN:
+            self._opening = OPEN
+            return self._then(self._call_object)
+        self._after_call = self._after_call or bool(found)  # white space next to a tag is none
+        return bool(found)
+
+
+class LongcatParser(HermesParser):
+    """LongCat: the same between tags of its own."""
+
+    name = "longcat"
+    template_marks = ("<longcat_tool_call>",)
+    opens = ("<longcat_tool_call>",)
+    close = "</longcat_tool_call>"
+    markers = (*opens, close)
+    layout = Layout(
+        begin='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        end="}\n</longcat_tool_call>",
+        trigger="<longcat_tool_call>",
+    )
+
+
+class Granite20bParser(HermesParser):
+    """Granite 20B function calling: `<function_call> {...}`, without an end."""
+
+    name = "granite-20b-fc"
+    template_marks = ()
+    opens = markers = ("<function_call>",)
+    close = ""
+    layout = Layout(
+        begin='<function_call> {"name": "NAME", "arguments": ', end="}", trigger="<function_call>"
+    )
+
+
+class GigaChat3Parser(HermesParser):
+    """GigaChat 3: a message of the role `function call`, or one mark, then the object."""
+
+    name = "gigachat3"
+    template_marks = ("<|role_sep|>", "function call")
+    close = "<|message_sep|>"
+    opens = (
+        "<|function_call|>",
+        f"{close}\n\nfunction call<|role_sep|>\n",
+        "function call<|role_sep|>\n",
+    )
+    markers = ("<|function_call|>", "<|role_sep|>", close)
+    layout = Layout(
+        begin='<|function_call|>{"name": "NAME", "arguments": ',
+        end="}",
+        separator="",
+        trigger="<|function_call|>",
+    )
+
+
+class ObjectListParser(ToolParser):
+    """A list of call objects (or one object) after an opening text.
+
+    Attributes:
+        openers: each opens a list. closers: what may stand after it.
+    """
+
+    openers: ClassVar[tuple[str, ...]]
+    closers: ClassVar[tuple[str, ...]] = ()
+
+    def _text(self) -> bool:
+        self._opening, self._began = self._find(*self.openers), False
+        if self._opening:
+            self._state = self._list_start
+        return bool(self._opening)
+
+    def _list_start(self) -> bool:
+        """The list's bracket, or the brace of an object without a list."""
+        rest = self._held.lstrip()
+        if not rest and not self._ended:
+            return False
+        if rest.startswith("{"):
+            self._state = self._call_object
+            return True
+        if not rest.startswith("["):
+            return self._no_list()
+        self._take(len(self._held) - len(rest) + 1)
+        self._state = self._item
+        return True
+
+    def _no_list(self) -> bool:
+        return self._fail(self._opening)
+
+    def _take(self, size: int) -> None:
+        """Characters that belong to the opening, in case that it is none."""
+        self._opening += self._held[:size]
+        self._held = self._held[size:]
+
+    def _item(self) -> bool:
+        """Before an object of the list, or at the list's end."""
+        rest = self._held.lstrip(", \t\r\n")
+        if not rest and not self._ended:
+            return False
+        self._take(len(self._held) - len(rest))
+        if rest.startswith("{"):
+            self._state = self._call_object
+        elif rest.startswith("]") and self._began:
+            self._held = rest[1:]
+            self._end_list()
+        elif self._began:
+            self._end_list()
+        else:
+            return self._fail(self._opening)
+        return True
+
+    def _call_object(self) -> bool:
+        before = self._num_calls
+        going = self._in_object("" if self._began else self._opening, self._next)
+        self._began = self._began or self._num_calls > before
+        return going
+
+    #: Whether the list has had a call.
+    _began = False
+    _opening = ""
+
+    def _next(self) -> bool:
+        self._state = self._item
+        return True
+
+    def _end_list(self) -> None:
+        self._opening = ""
+        self._state = self._after_list
+
+    def _after_list(self) -> bool:
+        """What closes the list, in the model's own way."""
+        for mark in self.closers:
+            found = self._skip(mark)
+            if found is None:
+                return False
+            if found:
+                return True
+        return self._then(self._text)
+
+
+class GraniteParser(ObjectListParser):
+    """Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}]`."""
+
+    name = "granite"
+    template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>",)
+    openers = ("<|tool_call|>", "<tool_call>")
+    markers = openers
+    layout = Layout(
+        open="<|tool_call|>[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]",
+        trigger="<|tool_call|>",
+    )
+
+
+class JsonParser(ObjectListParser):
+    """Any model: the whole answer is `[{"name": ..., "arguments": {...}}]`, or one such object."""
+
+    name = "json"
+    openers = ()
+    layout = Layout(
+        open="[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]",
+    )
+
+    def _text(self) -> bool:
+        if self._num_calls:
+            return self._plain()
+        rest = self._held.lstrip()
+        if not rest and not self._ended:
+            return False
+        if rest.startswith(("[", "{")):
+            self._gap = self._held[: len(self._held) - len(rest)]
+            self._held = rest
+            self._state = self._list_start
+        else:
+            self._state = self._plain
+        return True
+
+    def _after_failure(self) -> bool:
+        self._state = self._plain
+        return True
+
+
+# -- Models that write their calls as a list of JSON objects between texts of their own.
+
+
+class HunyuanA13BParser(ObjectListParser):
+    """Hunyuan A13B: `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`."""
+
+    name = "hunyuan_a13b"
+    template_marks: ClassVar[tuple[str, ...]] = ("<tool_calls>", "<answer>")
+    openers = ("<tool_calls>",)
+    closers = ("</tool_calls>",)
+    markers = openers + closers
+    layout = Layout(
+        open="<tool_calls>[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]</tool_calls>",
+        trigger="<tool_calls>",
+    )
+
+
+class JambaParser(HunyuanA13BParser):
+    """Jamba: the same, an object on each line."""
+
+    name = "jamba"
+    template_marks: ClassVar[tuple[str, ...]] = ("<tool_calls>",)
+    layout = Layout(
+        open="<tool_calls>[\n    ",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=",\n    ",
+        close="\n]</tool_calls>",
+        trigger="<tool_calls>",
+    )
+
+
+class Phi4MiniJsonParser(ObjectListParser):
+    """Phi 4 mini: `functools[{"name": ..., "arguments": {...}}]`."""
+
+    name = "phi4_mini_json"
+    template_marks: ClassVar[tuple[str, ...]] = ("functools",)
+    openers = ("functools",)
+    layout = Layout(
+        open="functools[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]",
+        trigger="functools",
+    )
+
+
+class InternLMParser(ObjectListParser):
+    """InternLM 2: `<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>`."""
+
+    name = "internlm"
+    template_marks: ClassVar[tuple[str, ...]] = ("<|plugin|>",)
+    openers = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
+    closers = ("<|action_end|>",)
+    markers = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+    layout = Layout(
+        begin='<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
+        end="}<|action_end|>",
+        separator="\n",
+        trigger="<|action_start|><|plugin|>",
+    )
+
+
+class XlamParser(ObjectListParser):
+    """xLAM: a list by itself, in a fenced block or after a mark, with or without text before it."""
+
+    name = "xlam"
+    openers = ("[TOOL_CALLS]", "<tool_call>", "```", "[")
+    closers = ("```", "</tool_call>")
+    markers = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
+    layout = Layout(
+        open="[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]",
+    )
+
+    def _text(self) -> bool:
+        found = super()._text()
+        if self._opening == "[":
+            self._held, self._opening = "[" + self._held, ""
+        return found
+
+    def _no_list(self) -> bool:
+        """A fence may say what it holds."""
+        if self._opening == "```":
+            if self._held.startswith("json"):
+                self._take(len("json"))
+                return True
+            if not self._ended and "json".startswith(self._held):
+                return False
+        return super()._no_list()

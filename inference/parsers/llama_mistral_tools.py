@@ -1,0 +1,122 @@
+"""Llama 3's way: a JSON object, in the answer's text or after a mark."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from inference.parsers.json_stream import ValueScanner
+from inference.parsers.json_tools import ObjectListParser
+from inference.parsers.tool_grammar import Layout
+from inference.parsers.tool_parser import ToolParser
+
+
+class Llama3JsonParser(ToolParser):
+    """`{"name": ..., "parameters": {...}}`, several with `; ` between.
+
+    An object after other text is a call only when it names a function on offer: answers hold JSON
+    of their own.
+    """
+
+    name = "llama3_json"
+    template_marks: ClassVar[tuple[str, ...]] = ("dictionary of argument name and its value",)
+    markers = ("<|python_tag|>",)
+    layout = Layout(begin='{"name": "NAME", "parameters": ', end="}", separator="; ")
+
+    _opening = ""
+    _has_text = False
+
+    def _text(self) -> bool:
+        self._opening = self._find("{", *self.markers)
+        if self._opening == "{":
+            self._held, self._opening = "{" + self._held, ""
+            return self._then(self._call_object)
+        return bool(self._opening) and self._then(self._call_object)
+
+    def _call_object(self) -> bool:
+        return self._in_object(self._opening, self._between)
+
+    def _is_function(self, name: str) -> bool:
+        free = bool(self._opening) or not self._has_text or not self.functions
+        return free or name in self.functions
+
+    def _emit(self, text: str) -> None:
+        self._has_text = self._has_text or bool(text.strip())
+        super()._emit(text)
+
+    def _between(self) -> bool:
+        self._opening = self._gap = ""
+        rest = self._held.lstrip("; \t\r\n")
+        if not rest and not self._ended:
+            return False
+        if rest.startswith("{"):
+            self._held = rest
+            return self._then(self._call_object)
+        return self._then(self._text)
+
+    def _after_failure(self) -> bool:
+        """An object that is no call holds none either: all of it is text."""
+        self._scanner = ValueScanner()
+        if len(self._no_call) > 1 and self._scanner.feed(self._no_call) is None:
+            return self._then(self._other_object)
+        return self._then(self._text)
+
+    def _other_object(self) -> bool:
+        end = self._scanner.feed(self._held)
+        size = len(self._held) if end is None else end
+        self._emit(self._held[:size])
+        self._held = self._held[size:]
+        return end is not None and self._then(self._text)
+
+
+# -- Mistral's ways: a list of objects, or (newer) names with their arguments.
+
+
+OPEN = "[TOOL_CALLS]"
+_NAME = re.compile(r"\s*(?P<name>[\w.-]{1,64})(\[CALL_ID\][A-Za-z0-9]*)?\s*(\[ARGS\])?\s*(?=\{)")
+
+
+class MistralParser(ObjectListParser):
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`; reads `[TOOL_CALLS]name{...}` as well."""
+
+    name = "mistral"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
+    openers = (OPEN,)
+    markers = (OPEN, "[ARGS]", "[CALL_ID]")
+    layout = Layout(
+        open=f"{OPEN}[",
+        begin='{"name": "NAME", "arguments": ',
+        end="}",
+        separator=", ",
+        close="]",
+        trigger=OPEN,
+    )
+
+    def _no_list(self) -> bool:
+        self._state = self._named
+        return True
+
+    def _named(self) -> bool:
+        header = self._header(_NAME)
+        if header is None:
+            return False
+        if header is False:
+            return self._fail(self._opening)
+        self._call(header["name"])
+        self._state = self._bare_arguments
+        return True
+
+    def _bare_arguments(self) -> bool:
+        return self._in_value(self._after_arguments)
+
+    def _after_arguments(self) -> bool:
+        self._state = self._text
+        return True
+
+
+class MistralNamedParser(MistralParser):
+    """The same for models that write `[TOOL_CALLS]name[ARGS]{...}`, when calls are enforced."""
+
+    name = "mistral_named"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "[ARGS]")
+    layout = Layout(begin=f"{OPEN}NAME[ARGS]", end="", separator="", trigger=OPEN)

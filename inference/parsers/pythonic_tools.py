@@ -1,0 +1,267 @@
+"""Calls as Python writes them, `[f(a=1, b="x"), g()]`, with or without marks around them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from inference.parsers.custom_tools import INPUT
+from inference.parsers.tool_grammar import Layout, ToolFunction, checked_key, quoted, quoted_input
+from inference.parsers.tool_parser import ToolParser
+from inference.parsers.tool_values import LiteralScanner, kinds_of, property_schema, python_as_json
+
+_CALL = r"(?P<name>[A-Za-z_][\w.-]{0,127})\("
+_KEY = re.compile(r"[\s,]*(?:(?P<key>[A-Za-z_]\w{0,127})\s*=\s*|(?P<end>\)))")
+_NAME = re.compile(r"[A-Za-z_]\w{0,127}")
+_VALUE_RULES = (
+    r'PY_STRING: /"([^"\\\n\x00-\x1f]|\\["\\nt])*"/',
+    r"PY_INTEGER: /-?(0|[1-9][0-9]{0,17})/",
+    r"PY_NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+    'py_boolean: "True" | "False"',
+    'py_list: "[" (py_value (", " py_value)*)? "]"',
+    'py_dict: "{" (py_item (", " py_item)*)? "}"',
+    'py_item: PY_STRING ": " py_value',
+    'py_value: PY_STRING | PY_NUMBER | py_boolean | "None" | py_list | py_dict',
+)
+_RULE_OF_TYPE = {
+    "string": "PY_STRING",
+    "integer": "PY_INTEGER",
+    "number": "PY_NUMBER",
+    "boolean": "py_boolean",
+    "array": "py_list",
+    "object": "py_dict",
+}
+
+
+def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
+    """`a=1, b="x"`: required parameters first, each of its type; others may follow."""
+    if function.grammar:  # a JSON string is one of Python's too
+        text = f"{rule}_text"
+        return [f"{rule}: {_opening(INPUT)} {text}", *quoted_input(text, function)]
+    properties = function.parameters.get("properties") or {}
+    required = [key for key in properties if key in (function.parameters.get("required") or [])]
+    others = [key for key in properties if key not in required]
+    parts = [f"{_opening(key)} {_value_rule(property_schema(function, key))}" for key in required]
+    more = [f"{_opening(key)} {_value_rule(property_schema(function, key))}" for key in others]
+    if not parts:  # the first one has no comma before it
+        tails = [f"{part}{_rest(more[place + 1 :])}" for place, part in enumerate(more)]
+        return [f"{rule}: {' | '.join([*tails, json.dumps('')])}"]
+    comma = ' ", " '
+    return [f"{rule}: {comma.join(parts)}{_rest(more)}"]
+
+
+def _shared(special: Mapping[str, int]) -> Sequence[str]:
+    return _VALUE_RULES
+
+
+def _opening(key: str) -> str:
+    return quoted(f"{checked_key(key, _NAME)}=")
+
+
+def _rest(parts: list[str]) -> str:
+    return "".join(f' (", " {part})?' for part in parts)
+
+
+def _value_rule(schema: Any) -> str:
+    if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
+        return f"({' | '.join(quoted(repr_of(item)) for item in schema['enum'])})"
+    kinds = kinds_of(schema)
+    return _RULE_OF_TYPE.get(kinds[0], "py_value") if len(kinds) == 1 else "py_value"
+
+
+def repr_of(value: Any) -> str:
+    """A JSON value as Python writes it, strings in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+class PythonicParser(ToolParser):
+    """Llama 3.2: the whole answer is a list of calls. Arguments come one by one.
+
+    Attributes:
+        first: what opens the calls, up to the first one's parenthesis. next: what stands between
+            two calls, or ends them (no `name`).
+        follows: what may stand after an argument.
+    """
+
+    name = "pythonic"
+    template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
+    first: ClassVar[re.Pattern[str]] = re.compile(rf"\s*\[\s*{_CALL}")
+    next: ClassVar[re.Pattern[str]] = re.compile(rf"\s*(?:,\s*{_CALL}|,?\s*\])")
+    follows: ClassVar[re.Pattern[str]] = re.compile(
+        rf"\s*(?:,\s*[A-Za-z_]\w*\s*=|,?\s*\)\s*(?:,\s*{_CALL}|,?\s*\]))"
+    )
+    layout = Layout(
+        open="[",
+        begin="NAME(",
+        end=")",
+        separator=", ",
+        close="]",
+        arguments=_keywords,
+        shared=_shared,
+    )
+
+    _num_values = 0
+    _literal: LiteralScanner
+    _read = ""
+
+    def _text(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest and not self._ended:
+            return False
+        header = self._header(self.first) if rest.startswith("[") else False
+        if header is None:
+            return False
+        if header is False:
+            return self._then(self._plain)
+        return self._begin(header["name"])
+
+    def _begin(self, name: str) -> bool:
+        self._call(name)
+        self._num_values = 0
+        return self._then(self._keyword)
+
+    def _broken(self) -> bool:
+        """A call that has begun goes on in no way that is known."""
+        return self._then(self._plain)
+
+    def _end(self) -> bool:
+        """After the last call."""
+        return self._then(self._plain)
+
+    def _keyword(self) -> bool:
+        header = self._header(_KEY)
+        if header is None:
+            return False
+        if header is False:
+            return self._broken()
+        if header["end"]:
+            self._arguments("}" if self._num_values else "{}")
+            return self._then(self._between)
+        self._arguments(f"{', ' if self._num_values else '{'}{quoted(header['key'])}: ")
+        self._num_values += 1
+        self._literal, self._read = LiteralScanner(self.follows), ""
+        return self._then(self._value)
+
+    def _value(self) -> bool:
+        size, found = self._literal.feed(self._held, ended=self._ended)
+        self._read += self._held[:size]
+        self._held = self._held[size:]
+        if not found:
+            return False
+        self._arguments(python_as_json(self._read))
+        return self._then(self._keyword)
+
+    def _between(self) -> bool:
+        header = self._header(self.next)
+        if header is None:
+            return False
+        if header is False or header["name"] is None:
+            return self._end()
+        return self._begin(header["name"])
+
+
+class BracketedPythonicParser(PythonicParser):
+    """The same inside of two texts of the model's own; text may stand around them.
+
+    Attributes:
+        opener, closer: the texts.
+    """
+
+    opener: ClassVar[str]
+    closer: ClassVar[str]
+
+    def _text(self) -> bool:
+        return bool(self._find(self.opener)) and self._then(self._first)
+
+    def _first(self) -> bool:
+        header = self._header(self.first)
+        if header is None:
+            return False
+        if header is False:
+            return self._fail(self.opener)
+        return self._begin(header["name"])
+
+    def _broken(self) -> bool:
+        return self._then(self._text)
+
+    def _end(self) -> bool:
+        return self._then(self._close)
+
+    def _close(self) -> bool:
+        if self._skip(self.closer) is None:
+            return False
+        return self._then(self._text)
+
+
+class Lfm2Parser(BracketedPythonicParser):
+    """LFM2: `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`."""
+
+    name = "lfm2"
+    template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
+    opener, closer = "<|tool_call_start|>", "<|tool_call_end|>"
+    markers = (opener, closer)
+    layout = Layout(
+        open=f"{opener}[",
+        begin="NAME(",
+        end=")",
+        separator=", ",
+        close=f"]{closer}",
+        trigger=opener,
+        arguments=_keywords,
+        shared=_shared,
+    )
+
+
+class Olmo3Parser(BracketedPythonicParser):
+    """Olmo 3: a call on each line, `<function_calls>f(a=1)\\ng()</function_calls>`."""
+
+    name = "olmo3"
+    template_marks: ClassVar[tuple[str, ...]] = ("<function_calls>",)
+    opener, closer = "<function_calls>", "</function_calls>"
+    markers = (opener, closer)
+    first = re.compile(rf"\s*{_CALL}")
+    next = re.compile(rf"\s*(?:{_CALL}|(?=</function_calls>))")
+    follows = re.compile(
+        rf"\s*(?:,\s*[A-Za-z_]\w*\s*=|,?\s*\)\s*(?:\n\s*{_CALL}|</function_calls>))"
+    )
+    layout = Layout(
+        open=opener,
+        begin="NAME(",
+        end=")",
+        separator="\n",
+        close=closer,
+        trigger=opener,
+        arguments=_keywords,
+        shared=_shared,
+    )
+
+
+class Llama4PythonicParser(PythonicParser):
+    """Llama 4: the whole answer is the list, between two marks or without them."""
+
+    name = "llama4_pythonic"
+    template_marks: ClassVar[tuple[str, ...]] = ("<|python_start|>",)
+    markers = ("<|python_start|>", "<|python_end|>")
+
+    def _text(self) -> bool:
+        rest, mark = self._held.lstrip(), self.markers[0]
+        if not rest.startswith(mark):
+            return not (mark.startswith(rest) and not self._ended) and self._then(super()._text)
+        self._held = rest[len(mark) :]
+        return self._then(self._marked)
+
+    def _marked(self) -> bool:
+        header = self._header(self.first)
+        if header is None:
+            return False
+        if header is False:
+            self._emit(self.markers[0])
+            return self._then(self._plain)
+        return self._begin(header["name"])
+
+    def _end(self) -> bool:
+        if self._skip(self.markers[1]) is None:
+            return False
+        return self._then(self._plain)

@@ -1,0 +1,323 @@
+"""Models that put their reasoning between two texts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from inference.parsers.reasoning_parser import ReasoningParser
+from inference.parsers.state_machine import Part, first_of, is_beginning, may_begin
+
+# -- Models whose reasoning stands between control tokens of their own.
+
+
+class ControlParser(ReasoningParser):
+    """In the answer these tokens are no text: a start begins more reasoning, others vanish.
+
+    Attributes:
+        around: further ones, around the answer; the first begins it.
+    """
+
+    around: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        own = "markers" in cls.__dict__
+        super().__init_subclass__(**options)
+        if not own:
+            cls.markers = (*cls.markers, *cls.around)
+
+    @classmethod
+    def prompt_is_inside(cls, tail: str) -> bool | None:
+        """A prompt may end in the answer, too."""
+        if tail.rstrip().endswith(cls.around[:1]):
+            return False
+        return super().prompt_is_inside(tail)
+
+    def _content(self) -> bool:
+        tags = self.starts + self.ends + self.around
+        place, tag = first_of(self._held, tags)
+        if not tag:
+            self._show(len(self._held) - (0 if self._ended else may_begin(self._held, tags)))
+            return False
+        self._show(place)
+        if not self._ended and is_beginning(self._held, tags):
+            return False  # there is a longer one
+        self._held = self._held[len(tag) :]
+        if tag in self.starts:
+            self._trim, self._state = True, self._reasoning
+        return True
+
+    def _show(self, end: int) -> None:
+        self._emit("content", self._held[:end])
+        self._held = self._held[end:]
+
+
+class SeedOssParser(ControlParser):
+    """Seed OSS."""
+
+    name = "seed_oss"
+    template_marks = ("seed:think>",)
+    starts, ends = ("<seed:think>",), ("</seed:think>",)
+    calls = ("<seed:tool_call>",)
+    assumed = True
+
+
+class MiniMaxM3Parser(ControlParser):
+    """MiniMax M3: `thinking_mode` enabled, disabled or adaptive."""
+
+    name = "minimax_m3"
+    template_marks = ("mm:think>",)
+    starts, ends = ("<mm:think>",), ("</mm:think>",)
+    opened = True
+    switches = ("thinking_mode",)
+
+
+class K2HorizonParser(ControlParser):
+    """K2 Horizon: a pair of tags for each effort."""
+
+    name = "k2_horizon"
+    template_marks = ("<ifm|think",)
+    starts = ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>")
+    ends = ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>")
+    calls = ("<ifm|tool_calls>",)
+    assumed = True
+
+
+class Gemma4Parser(ControlParser):
+    """Gemma 4: the channel's name is no reasoning."""
+
+    name = "gemma4"
+    template_marks = ("<|channel>", "<channel|>")
+    starts, ends = ("<|channel>thought\n", "<|channel>"), ("<channel|>",)
+    calls = ("<|tool_call>",)
+
+
+class MistralParser(ControlParser):
+    """Magistral; its first release wrote tags of plain text."""
+
+    name = "mistral"
+    template_marks = ("[THINK]", "[/THINK]")
+    starts, ends = ("[THINK]", "<think>"), ("[/THINK]", "</think>")
+    calls = ("[TOOL_CALLS]",)
+
+
+class Plamo3Parser(ControlParser):
+    """PLaMo 3."""
+
+    name = "plamo3"
+    template_marks = ("<|plamo:begin_think:plamo|>",)
+    starts, ends = ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)
+    calls = ("<|plamo:begin_tool_requests:plamo|>",)
+    assumed = True
+
+
+class KimiK3Parser(ControlParser):
+    """Kimi K3: the reasoning and the answer each have a channel."""
+
+    name = "kimi_k3"
+    template_marks = ("<|open|>", "<|sep|>", "think")
+    markers = ("<|open|>", "<|close|>", "<|sep|>")
+    starts, ends = ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)
+    around = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
+    assumed = True
+
+
+class InklingParser(ControlParser):
+    """Inkling: an output is blocks, each of a kind."""
+
+    name = "inkling"
+    template_marks = ("<|content_thinking|>",)
+    markers = (
+        *("<|message_model|>", "<|content_thinking|>", "<|content_text|>"),
+        *("<|end_message|>", "<|content_model_end_sampling|>"),
+    )
+    starts = ("<|content_thinking|>", "<|message_model|><|content_thinking|>")
+    ends = ("<|end_message|>",)
+    around = ("<|content_text|>", "<|message_model|>", "<|content_model_end_sampling|>")
+
+
+class CohereCommand3Parser(ControlParser):
+    """Command A Reasoning. Citations in its text stay as they are."""
+
+    name = "cohere_command3"
+    template_marks = ("<|START_THINKING|>", "<|START_RESPONSE|>")
+    starts, ends = ("<|START_THINKING|>",), ("<|END_THINKING|>",)
+    calls = ("<|START_ACTION|>",)
+    around = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+
+
+class CohereCommand4Parser(CohereCommand3Parser):
+    """Command A Plus."""
+
+    name = "cohere_command4"
+    template_marks = ("<|START_THINKING|>", "<|START_TEXT|>")
+    around = ("<|START_TEXT|>", "<|END_TEXT|>")
+
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class DeepSeekR1Parser(ReasoningParser):
+    """DeepSeek R1: every answer begins with reasoning; many prompts hold the opening tag."""
+
+    name = "deepseek_r1"
+    template_marks: ClassVar[tuple[str, ...]] = (CLOSE, "<｜Assistant｜>")
+    starts, ends = (OPEN,), (CLOSE,)
+    assumed = True
+
+
+class DeepSeekV3Parser(ReasoningParser):
+    """DeepSeek V3.1 and 3.2: no reasoning unless the prompt or the template's variables say so."""
+
+    name = "deepseek_v3"
+    starts, ends = (OPEN,), (CLOSE,)
+    opened = True
+
+
+class DeepSeekV4Parser(DeepSeekR1Parser):
+    """DeepSeek V4: calls may follow the reasoning without its end."""
+
+    name = "deepseek_v4"
+    template_marks = ()
+    calls = ("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>", "<｜DSML｜ calls>")
+
+
+class Glm45Parser(ReasoningParser):
+    """GLM 4.5 and many that are like it: reasoning is the rule, and calls may follow at once."""
+
+    name = "glm45"
+    starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<tool_call>",)
+    assumed = True
+
+
+class KimiK2Parser(Glm45Parser):
+    """Kimi K2 Thinking."""
+
+    name = "kimi_k2"
+    template_marks = (CLOSE, "<|tool_calls_section_begin|>")
+    calls = ("<|tool_calls_section_begin|>",)
+
+
+class MiniMaxM2Parser(Glm45Parser):
+    """MiniMax M2: the prompt opens the reasoning."""
+
+    name = "minimax_m2"
+    calls = ("<minimax:tool_call>",)
+
+
+class MiniMaxM2AppendThinkParser(MiniMaxM2Parser):
+    """The same with all of it as content, tags and all, as the model wants it back."""
+
+    name = "minimax_m2_append_think"
+
+    def _begin(self) -> bool:
+        rest = self._held.lstrip()
+        if not self._ended and (not rest or is_beginning(rest, self.starts)):
+            return False
+        if self._held and not rest.startswith(self.starts):
+            self._out.append(Part("content", OPEN))
+        self._trim, self._state = False, self._content
+        return bool(self._held)
+
+
+class Qwen3Parser(ReasoningParser):
+    """Qwen 3 and most others: the model opens its reasoning, or the prompt opened or closed it."""
+
+    name = "qwen3"
+    template_marks: ClassVar[tuple[str, ...]] = (CLOSE,)
+    starts, ends = (OPEN,), (CLOSE,)
+    calls: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+
+
+class HyV3Parser(Qwen3Parser):
+    """Hunyuan 3: an effort turns the reasoning on."""
+
+    name = "hy_v3"
+    template_marks = ()
+    calls = ()
+    opened = True
+    switches = ("reasoning_effort",)
+
+
+class GraniteParser(ReasoningParser):
+    """Granite 3.2: two sentences instead of tags."""
+
+    name = "granite"
+    template_marks = ("Here is my thought process:",)
+    starts = ("Here is my thought process:", "Here's my thought process:")
+    ends = ("Here is my response:", "Here's my response:")
+
+
+class FramedParser(ReasoningParser):
+    """The answer stands between two texts of its own, which are left out.
+
+    Attributes:
+        frame: what stands before the answer and what after it.
+    """
+
+    frame: ClassVar[tuple[str, str]]
+
+    def __init__(self, inside: bool | None = None) -> None:
+        super().__init__(inside)
+        self._told = False
+        self._framed = inside is False  # a prompt may have opened the frame
+
+    @classmethod
+    def prompt_is_inside(cls, tail: str) -> bool | None:
+        """A prompt may end in the answer's frame, too."""
+        if tail.rstrip().endswith(cls.frame[0]):
+            return False
+        return super().prompt_is_inside(tail)
+
+    def _content(self) -> bool:
+        if not self._told and not self._look_for_frame():
+            return False
+        if not self._framed:
+            return super()._content()
+        place, tag = first_of(self._held, self.frame[1:])
+        if tag and not self._held[place + len(tag) :].strip():
+            self._show(place)
+            if self._ended:
+                self._held = ""
+            return False
+        if tag:  # the answer speaks of it
+            self._show(place + len(tag), whole=True)
+            return True
+        self._show(len(self._held) - (0 if self._ended else may_begin(self._held, self.frame[1:])))
+        return False
+
+    def _look_for_frame(self) -> bool:
+        """Whether it's known if the answer has its frame."""
+        rest, before = self._held.lstrip(), self.frame[:1]
+        if not self._ended and (not rest or is_beginning(rest, before)):
+            return False
+        if rest.startswith(before):
+            self._held, self._trim, self._framed = rest[len(before[0]) :], True, True
+        self._told = True
+        return True
+
+    def _show(self, end: int, *, whole: bool = False) -> None:
+        """Give out the text before `end`; white space waits for what comes after it."""
+        text = self._held[:end]
+        text = text if whole or (self._ended and end == len(self._held)) else text.rstrip()
+        self._emit("content", text)
+        self._held = self._held[len(text) :]
+
+
+class HunyuanA13BParser(FramedParser):
+    """Hunyuan A13B."""
+
+    name = "hunyuan_a13b"
+    template_marks = (CLOSE, "<answer>")
+    starts, ends = (OPEN,), (CLOSE,)
+    frame = ("<answer>", "</answer>")
+
+
+class Ernie45Parser(FramedParser):
+    """ERNIE 4.5."""
+
+    name = "ernie45"
+    template_marks = (CLOSE, "<response>")
+    starts, ends = (OPEN,), (CLOSE,)
+    frame = ("<response>", "</response>")
+    assumed = True

@@ -1,0 +1,165 @@
+"""Kimi K2's way: each call has an id that holds its name, `functions.get_weather:0`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from inference.parsers.tool_grammar import Layout, ToolFunction, json_arguments, literal
+from inference.parsers.tool_parser import SectionParser
+
+# -- DeepSeek V3's and V3.1's ways, with their own brackets around everything.
+
+
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SEPARATOR, FENCE = "<｜tool▁sep｜>", "```"
+_HEADER = re.compile(
+    rf"\s*(?:function{SEPARATOR}(?P<fenced>[^\n<]+)\n{FENCE}json\s*"
+    rf"|(?P<bare>[^\n<]+){SEPARATOR}\s*)(?={{)"
+)
+
+
+class DeepSeekV3Parser(SectionParser):
+    """The name on a line, the arguments in a fenced block; V3.1's shorter form is read as well."""
+
+    name = "deepseek_v3"
+    template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN, f"{FENCE}json")
+    markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
+    layout = Layout(
+        open=CALLS_BEGIN,
+        begin=f"{CALL_BEGIN}function{SEPARATOR}NAME\n{FENCE}json\n",
+        end=f"\n{FENCE}{CALL_END}",
+        separator="\n",
+        close=CALLS_END,
+        trigger=CALLS_BEGIN,
+    )
+
+    section = (CALLS_BEGIN, CALLS_END)
+    call = (CALL_BEGIN, CALL_END)
+    closing = (FENCE, CALL_END)
+    header = _HEADER
+
+    def _begin(self, header: re.Match[str]) -> bool:
+        self._call((header["fenced"] or header["bare"]).strip())
+        return True
+
+
+class DeepSeekV31Parser(DeepSeekV3Parser):
+    """The same for models that write V3.1's form, when calls are enforced."""
+
+    name = "deepseek_v31"
+    template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN,)
+    layout = Layout(
+        open=CALLS_BEGIN,
+        begin=f"{CALL_BEGIN}NAME{SEPARATOR}",
+        end=CALL_END,
+        separator="",
+        close=CALLS_END,
+        trigger=CALLS_BEGIN,
+    )
+
+
+KIMI_CALLS_BEGIN, KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL_BEGIN, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+ARGUMENTS = "<|tool_call_argument_begin|>"
+_kimi_HEADER = re.compile(
+    r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|]{1,128}):[0-9]{1,9})"
+    rf"\s*{re.escape(ARGUMENTS)}\s*(?=[{{<])"
+)
+
+
+def _numbered(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
+    """The call's number, then its arguments."""
+    return [
+        f"{rule}: /[0-9]{{1,2}}/ {literal(ARGUMENTS, special)} {rule}_json",
+        *json_arguments(f"{rule}_json", function, special),
+    ]
+
+
+class KimiK2Parser(SectionParser):
+    """The model's ids are kept: it finds the answers to its calls by them."""
+
+    name = "kimi_k2"
+    template_marks: ClassVar[tuple[str, ...]] = (KIMI_CALLS_BEGIN,)
+    markers = (KIMI_CALLS_BEGIN, KIMI_CALLS_END, KIMI_CALL_BEGIN, KIMI_CALL_END, ARGUMENTS)
+    layout = Layout(
+        open=KIMI_CALLS_BEGIN,
+        begin=f"{KIMI_CALL_BEGIN}functions.NAME:",
+        end=KIMI_CALL_END,
+        separator="",
+        close=KIMI_CALLS_END,
+        trigger=KIMI_CALLS_BEGIN,
+        arguments=_numbered,
+    )
+
+    section = (KIMI_CALLS_BEGIN, KIMI_CALLS_END)
+    call = (KIMI_CALL_BEGIN, KIMI_CALL_END)
+    closing = (KIMI_CALL_END,)
+    header = _kimi_HEADER
+
+    def __init__(self, functions: tuple[ToolFunction, ...] = ()) -> None:
+        super().__init__(functions)
+        self._ids: set[str] = set()
+
+    def _begin(self, header: re.Match[str]) -> bool:
+        known = header["id"] in self._ids
+        self._ids.add(header["id"])
+        self._call(header["name"], "" if known else header["id"])
+        if self._held.startswith("<"):  # no arguments at all
+            self._arguments("{}")
+            return False
+        return True
+
+
+# -- PLaMo 3's way: a mark of its own around the name and around the arguments.
+
+
+def _mark(name: str) -> str:
+    return f"<|plamo:{name}:plamo|>"
+
+
+PLAMO_CALLS_BEGIN, PLAMO_CALLS_END = _mark("begin_tool_requests"), _mark("end_tool_requests")
+PLAMO_CALL_BEGIN, PLAMO_CALL_END = _mark("begin_tool_request"), _mark("end_tool_request")
+NAME_BEGIN, NAME_END = _mark("begin_tool_name"), _mark("end_tool_name")
+ARGUMENTS_BEGIN = f"{_mark('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>"
+ARGUMENTS_END = _mark("end_tool_arguments")
+
+
+class Plamo3Parser(SectionParser):
+    """PLaMo 3."""
+
+    name = "plamo3"
+    template_marks: ClassVar[tuple[str, ...]] = (PLAMO_CALLS_BEGIN,)
+    markers = (
+        *(
+            PLAMO_CALLS_BEGIN,
+            PLAMO_CALLS_END,
+            PLAMO_CALL_BEGIN,
+            PLAMO_CALL_END,
+            NAME_BEGIN,
+            NAME_END,
+            ARGUMENTS_END,
+        ),
+        *(_mark("begin_tool_arguments"), "<|plamo:constrain|>", "<|plamo:msg|>"),
+    )
+    section = (PLAMO_CALLS_BEGIN, PLAMO_CALLS_END)
+    call = (PLAMO_CALL_BEGIN, PLAMO_CALL_END)
+    closing = (ARGUMENTS_END, PLAMO_CALL_END)
+    header = re.compile(
+        rf"\s*{re.escape(NAME_BEGIN)}\s*(?P<name>[^<\n]{{1,128}}?)\s*{re.escape(NAME_END)}"
+        rf"\s*{re.escape(ARGUMENTS_BEGIN)}\s*(?={{)"
+    )
+    layout = Layout(
+        open=PLAMO_CALLS_BEGIN,
+        begin=f"{PLAMO_CALL_BEGIN}{NAME_BEGIN}NAME{NAME_END}{ARGUMENTS_BEGIN}",
+        end=f"{ARGUMENTS_END}{PLAMO_CALL_END}",
+        separator="",
+        close=PLAMO_CALLS_END,
+        trigger=PLAMO_CALLS_BEGIN,
+    )
+
+    def _begin(self, header: re.Match[str]) -> bool:
+        self._call(header["name"])
+        return True

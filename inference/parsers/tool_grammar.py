@@ -1,0 +1,391 @@
+"""`Layout`: how an enforced call is written, and the grammar for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.contract.errors import InvalidRequest
+from inference.parsers.state_machine import first_of
+
+# -- A Lark grammar of a text, as the grammar of that text inside a JSON string.
+#
+# Models write a custom tool's input into the JSON of a call. There a quote, a backslash and a
+# control
+# character stand as escapes, so wherever the grammar allows one of these, the new grammar allows
+# its escape: the literal `"a\n"` becomes `"a\\n"`, the class `[^x]` every character that needs no
+# escape or one of the escapes.
+
+
+#: Characters with an escape of their own, and how JSON writes them.
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\b": r"\b"} | {
+    "\f": r"\f"
+}
+#: What may stand in a JSON string as it is, for an intersection of classes.
+_PLAIN = r'[^"\\\x00-\x1f]'
+#: Pieces of Lark source that may hold characters of the text, and comments, which may look so.
+_TOKEN = re.compile(
+    r"""//[^\n]*|\#[^\n]*
+    |(?P<range>"(?:\\.|[^"\\\n])+"\s*\.\.\s*"(?:\\.|[^"\\\n])+")
+    |(?P<string>"(?:\\.|[^"\\\n])*")(?P<fold>i(?![a-zA-Z_]))?
+    |(?P<regex>/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/)(?P<flags>[a-z]*)
+    |%import\s+common\s*\.\s*(?P<common>\w+)(?:\s*->\s*(?P<alias>\w+))?
+    |%ignore\b
+    |(?P<other>%\w*|<[|\[][^>\n]*>)""",
+    re.VERBOSE,
+)
+#: Lark's common terminals that may hold such a character.
+_COMMON = {
+    "ESCAPED_STRING": r'/"([^"\\\n]|\\.)*"/',
+    "WS": r"/[ \t\f\r\n]+/",
+    "WS_INLINE": r"/[ \t]+/",
+    "CR": r"/\r/",
+    "LF": r"/\n/",
+    "NEWLINE": r"/(\r?\n)+/",
+    "SH_COMMENT": r"/#[^\n]*/",
+    "CPP_COMMENT": r"/\/\/[^\n]*/",
+    "SQL_COMMENT": r"/--[^\n]*/",
+}
+#: Those that can't, and are the same in a string.
+_SAME = re.compile(
+    "DIGIT|HEXDIGIT|INT|SIGNED_INT|DECIMAL|FLOAT|SIGNED_FLOAT|NUMBER|SIGNED_NUMBER|LCASE_LETTER|"
+    "UCASE_LETTER|LETTER|WORD|CNAME"
+)
+
+
+def escaped(grammar: str) -> str:
+    """The grammar of the JSON strings' insides. Raises `InvalidRequest` for what can't be told."""
+    made, place = [], 0
+    for found in _TOKEN.finditer(grammar):
+        made += [grammar[place : found.start()], _escaped_token(found)]
+        place = found.end()
+    return "".join([*made, grammar[place:]])
+
+
+def of_regex(pattern: str) -> str:
+    """A regular expression as a Lark grammar."""
+    inside = re.sub(r"\\(.)|/", lambda found: found[0] if found[1] else r"\/", pattern, flags=re.S)
+    return f"start: /{inside.replace(chr(10), '[' + chr(92) + 'n]')}/"
+
+
+def _escaped_token(found: re.Match[str]) -> str:
+    if found["range"]:
+        return _range(found["range"])
+    if found["string"]:
+        return _string(found["string"], found["fold"] or "")
+    if found["regex"]:
+        return f"/{_Regex(found['regex'][1:-1], found['flags']).escaped()}/{found['flags']}"
+    if found["common"]:
+        return _imported(found["common"], found["alias"])
+    if found["other"]:
+        raise _refused(found["other"])
+    return found[0]
+
+
+def _refused(what: str) -> InvalidRequest:
+    return InvalidRequest(f"A custom tool's grammar can't hold {what[:50]!r} here.", param="tools")
+
+
+def _string(source: str, fold: str) -> str:
+    try:
+        text = json.loads(source)
+    except ValueError:
+        raise _refused(source) from None
+    inside = json.dumps(text, ensure_ascii=False)[1:-1]
+    if fold and inside != text:
+        raise _refused(source + fold)
+    return json.dumps(inside, ensure_ascii=False) + fold
+
+
+def _range(source: str) -> str:
+    ends = [json.loads(end) for end in re.findall(r'"(?:\\.|[^"\\\n])+"', source)]
+    if any(len(end) != 1 for end in ends):
+        raise _refused(source)
+    first, last = (f"\\x{{{ord(end):x}}}" for end in ends)
+    return f"/{_class(f'[{first}-{last}]', ends)}/"
+
+
+def _imported(name: str, alias: str | None) -> str:
+    if _SAME.fullmatch(name):
+        return f"%import common.{name}" + (f" -> {alias}" if alias else "")
+    if name not in _COMMON:
+        raise _refused(f"common.{name}")
+    return f"{alias or name}: {escaped(_COMMON[name])}"
+
+
+def _class(source: str, ends: list[str] | None = None) -> str:
+    """One character of a class, escaped where it needs that. `ends`: of a range, instead of it."""
+
+    def holds(char: str) -> bool:
+        if ends is not None:
+            return ends[0] <= char <= ends[1]
+        try:
+            return re.fullmatch(source, char, re.ASCII) is not None
+        except re.error:
+            raise _refused(source) from None
+
+    escapes = [escape for char, escape in _ESCAPES.items() if holds(char)]
+    if not escapes:
+        return source
+    alternatives = "|".join(re.escape(escape) for escape in escapes)
+    return f"(?:[{source}&&{_PLAIN}]|(?-i:{alternatives}))"
+
+
+class _Regex:
+    """Rewrites one regular expression, a piece at a time."""
+
+    def __init__(self, source: str, flags: str) -> None:
+        self._source, self._place = source, 0
+        if set(flags) - {"s", "i"}:
+            raise _refused(f"/{source}/{flags}")
+        self._dot = r"[\x{0}-\x{10ffff}]" if "s" in flags else r"[^\n]"
+
+    def escaped(self) -> str:
+        """The whole of it."""
+        made = ""
+        while self._place < len(self._source):
+            made += self._piece(self._source[self._place])
+        return made
+
+    def _take(self, pattern: str) -> str:
+        found = re.compile(pattern, re.DOTALL).match(self._source, self._place)
+        if found is None:
+            raise _refused(self._source[self._place :])
+        self._place = found.end()
+        return found[0]
+
+    def _piece(self, char: str) -> str:
+        if char == "\\":
+            return self._escape()
+        if char == "[":
+            return _class(self._take(r"\[\^?\]?(?:\\.|[^\[\]\\])*\]"))
+        if char == "(":
+            return self._take(r"\((?!\?)|\(\?:|\(\?P?<[A-Za-z_]\w*>")
+        if char == "{":
+            return self._take(r"\{\d*,?\d*\}")
+        self._place += 1
+        if char == ".":
+            return self._any()
+        if char in _ESCAPES:
+            return re.escape(_ESCAPES[char])
+        return char
+
+    def _any(self) -> str:
+        line = _ESCAPES if "x{0}" in self._dot else {c: e for c, e in _ESCAPES.items() if c != "\n"}
+        return f"(?:{_PLAIN}|(?-i:{'|'.join(map(re.escape, line.values()))}))"
+
+    def _escape(self) -> str:
+        text = self._take(r"\\(?:x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|.)")
+        kind = text[1]
+        if kind in "dDwWsS":
+            return _class(f"[{text}]")
+        plain = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}.get(kind)
+        if kind in "xu":
+            code = int(text[2:].strip("{}"), 16)
+            if code > 0x10FFFF:
+                raise _refused(text)
+            plain = chr(code)
+        elif plain is None and kind.isalnum():
+            raise _refused(text)
+        plain = plain if plain is not None else kind
+        if plain in _ESCAPES:
+            return re.escape(_ESCAPES[plain])
+        return text
+
+
+# -- `ToolFunction`: what a model may call.
+
+
+@dataclass(frozen=True)
+class ToolFunction:
+    """A function that the model may call. `parameters`: its JSON schema, {} for none.
+
+    `strict`: calls must follow the schema even where the model chooses freely. `grammar`: Lark, of
+    the one parameter that a custom tool has; "" for any text.
+    """
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    grammar: str = ""
+
+
+#: Calls in one answer that a grammar allows: a weak model would go on for ever.
+MAX_PARALLEL_CALLS = 16
+#: Models are trained on the JSON that Python writes.
+_PYTHON_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NAME = "NAME"
+#: Text that begins like no call; or nothing.
+_OTHER = r"/([^\s{\[](.|\n)*)?/"
+
+
+class ArgumentsRule(Protocol):
+    """Writes the grammar rules of a function's arguments."""
+
+    def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
+        """Lark rules, one of which is called `rule`; others begin with that name.
+
+        `special` has the texts of the model's control tokens, with their ids (see `literal`).
+        """
+
+
+def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
+    """A JSON object that follows the function's schema."""
+    if function.grammar:
+        opening, text = quoted('{"input": '), f"{rule}_text"
+        return [f'{rule}: {opening} {text} "}}"', *quoted_input(text, function)]
+    return [f"{rule}: %json {json.dumps(closed_schema(function))}"]
+
+
+def quoted_input(rule: str, function: ToolFunction) -> list[str]:
+    """A custom tool's input as a JSON string, quotes included."""
+    quote = quoted('"')
+    inside = f"%lark {{\n{escaped(function.grammar)}\n}}"
+    return [f"{rule}: {quote} {rule}_inside {quote}", f"{rule}_inside: {inside}"]
+
+
+def raw_input(rule: str, function: ToolFunction) -> list[str]:
+    """The same where texts stand as they are, between marks of their own."""
+    return [f"{rule}: %lark {{\n{function.grammar}\n}}"]
+
+
+def no_shared_rules(special: Mapping[str, int]) -> Sequence[str]:
+    """For arguments that need no rules in common."""
+    return ()
+
+
+def checked_key(key: str, pattern: re.Pattern[str]) -> str:
+    """A parameter's name that this way of writing calls can hold. Raises `InvalidRequest`."""
+    if not pattern.fullmatch(key):
+        raise InvalidRequest(
+            f"This model's tool calls can't have a parameter named {key[:50]!r}.", param="tools"
+        )
+    return key
+
+
+def closed_schema(function: ToolFunction) -> dict[str, object]:
+    """The schema of a function's arguments. With `strict` each of its keywords counts."""
+    options = {**_PYTHON_SPACES, "lenient": not function.strict}
+    return {"type": "object", **function.parameters, "x-guidance": options}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Texts around calls; NAME stands for the function's name in `begin`.
+
+    Attributes:
+        open, close: before the first call and after the last one.
+        begin, end: of each call. separator: between two.
+        trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
+        arguments: the grammar rules for the arguments. shared: gives, for the control tokens'
+            ids, rules that all of them may use.
+        before_answer: before an answer that comes instead of calls.
+        free: whether text and calls can be told apart by a grammar.
+    """
+
+    begin: str
+    end: str
+    open: str = ""
+    close: str = ""
+    separator: str = "\n"
+    trigger: str = ""
+    arguments: ArgumentsRule = json_arguments
+    shared: Callable[[Mapping[str, int]], Sequence[str]] = no_shared_rules
+    before_answer: str = ""
+    free: bool = True
+
+    def grammar(
+        self,
+        functions: Sequence[ToolFunction],
+        special: dict[str, int],
+        *,
+        parallel: bool,
+        required: bool = True,
+        answer: Mapping[str, object] | None = None,
+    ) -> str:
+        """A Lark grammar of calls of these functions.
+
+        Args:
+            special: texts of the model's control tokens, with their ids.
+            parallel: up to `MAX_PARALLEL_CALLS`, not one.
+            required: nothing but calls; False: text, in which calls follow the schemas.
+            answer: instead of calls, a JSON document of this schema may come.
+        """
+        rules: list[str] = []
+        for number, function in enumerate(functions):
+            begin = self.begin.replace(_NAME, function.name)
+            if not required and not self._trigger_opens:
+                begin = begin.removeprefix(self.trigger)
+            rule = f"arguments_{number}"
+            rules.append(
+                f"call_{number}: {literal(begin, special)} {rule} {literal(self.end, special)}"
+            )
+            rules += self.arguments(rule, function, special)
+        calls = " | ".join(f"call_{number}" for number in range(len(functions)))
+        if required:
+            start = [f"start: {self._all_calls(special, parallel)}"]
+            if answer is not None:
+                before = literal(self.before_answer, special)
+                start = [f"{start[0]} | answer", f"answer: {before} %json {json.dumps(answer)}"]
+        else:
+            start = self._calls_or_text(special, parallel)
+        return "\n".join([*start, f"call: {calls}", *rules, *self.shared(special)])
+
+    def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
+        if self.trigger:
+            return self._triggered(special, parallel)
+        return [f"start: {self._all_calls(special, parallel)} | {_OTHER}"]
+
+    @property
+    def _trigger_opens(self) -> bool:
+        """Whether the trigger stands before all calls, not before each."""
+        return bool(self.trigger) and self.open.startswith(self.trigger)
+
+    def _all_calls(self, special: dict[str, int], parallel: bool, skip: str = "") -> str:
+        separator = literal(self.separator, special)
+        more = f"({separator} call){{0,{MAX_PARALLEL_CALLS - 1}}}" if parallel else ""
+        opening = literal(self.open.removeprefix(skip), special)
+        return f"{opening} call {more} {literal(self.close, special)}"
+
+    def _triggered(self, special: dict[str, int], parallel: bool) -> list[str]:
+        """Text, and after each trigger a whole call (or after the only one all of them)."""
+        after, count = "call", "*" if parallel else "?"
+        if self._trigger_opens:
+            after, count = self._all_calls(special, parallel, skip=self.trigger), "?"
+        mark = literal(self.trigger, special)
+        if self.trigger in special:
+            tag = [f"tagged: TEXT {mark} {after}"]
+        else:
+            tag = [f"tagged: trigger {after}", f"trigger[lazy]: TEXT {mark}"]
+        return [f"start: tagged{count} rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *tag]
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string, which Lark reads as well."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def text_until(closing: str, rule: str, special: Mapping[str, int]) -> tuple[str, list[str]]:
+    """Any text up to `closing` and that itself: what to write for it, and the rules behind it."""
+    place = first_of(closing, list(special))[0]
+    if place < 0:
+        return rule, [rf"{rule}[lazy]: /(.|\n)*/ {quoted(closing)}"]
+    # A control token is none of the text's characters; white space before it counts as text.
+    return rule, [rf"{rule}: /(.|\n)*/ {literal(closing[place:], special)}"]
+
+
+def literal(text: str, special: Mapping[str, int]) -> str:
+    """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
+    parts = []
+    while text:
+        place, found = first_of(text, list(special))
+        head = text if place < 0 else text[:place]
+        if head:
+            parts.append(quoted(head))
+        if place >= 0:
+            parts.append(f"<[{special[found]}]>")
+        text = "" if place < 0 else text[place + len(found) :]
+    return " ".join(parts)

@@ -1,0 +1,234 @@
+"""What a tool parser is: a small state machine over a growing text."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+from inference.parsers.json_stream import CallObject, ValueScanner
+from inference.parsers.state_machine import Part, StateMachine, first_of, may_begin
+from inference.parsers.tool_grammar import Layout, ToolFunction
+
+#: What stands between a call's opening and its arguments is shorter, or it is no call.
+MAX_HEADER = 256
+
+
+class ToolParser(StateMachine):
+    """Takes one output's text apart into content and calls.
+
+    Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
+    one comes out as content. White space right before and right after a call belongs to neither.
+
+    Attributes:
+        name: in settings. template_marks: texts, all of which a chat template writes whose models
+            are read by this parser; () for one that isn't told by templates.
+        markers: control tokens that must stay in the text.
+        layout: how a call that is enforced looks.
+    """
+
+    name: ClassVar[str]
+    template_marks: ClassVar[tuple[str, ...]] = ()
+    markers: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Layout]
+
+    def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
+        super().__init__(self._text)
+        self.functions = {function.name: function for function in functions}
+        self._gap = ""
+        self._after_call = False
+        self._num_calls = 0
+        self._object: CallObject | None = None
+        self._scanner = ValueScanner()
+        self._no_call = ""  # the object that was no call
+
+    # -- states ------------------------------------------------------------------------------
+
+    def _text(self) -> bool:
+        """Ordinary text, outside of any call."""
+        raise NotImplementedError
+
+    def _plain(self) -> bool:
+        """Nothing but content from here on."""
+        held, self._held = self._held, ""
+        self._emit(held)
+        return False
+
+    def _in_object(self, opening: str, then: Callable[[], bool]) -> bool:
+        """Inside a call's object. `opening` stood before it; `then` is the state after it."""
+        if self._object is None:
+            self._object = CallObject(self._call, self._arguments, self._is_function)
+        reader = self._object
+        self._held = self._held[reader.feed(self._held) :]
+        if not (reader.done or reader.failed or self._ended):
+            return False
+        self._object, self._no_call = None, ""
+        if not reader.certain:
+            self._no_call = reader.raw
+            self._emit(self._gap + opening + reader.raw)
+        self._state = then if reader.done else self._after_failure
+        return True
+
+    def _is_function(self, name: str) -> bool:
+        """Whether an object with this name is a call; any is, where nothing else looks like one."""
+        return True
+
+    def _after_failure(self) -> bool:
+        """After something that began like a call and went wrong: text again."""
+        self._state = self._text
+        return True
+
+    def _header(self, pattern: re.Pattern[str]) -> re.Match[str] | Literal[False] | None:
+        """What stands before a call's arguments, once it is whole, and takes it.
+
+        None while more text is needed; False when no more text could help.
+        """
+        found = pattern.match(self._held[:MAX_HEADER])
+        if found is not None:
+            self._held = self._held[found.end() :]
+            return found
+        return False if self._ended or len(self._held) >= MAX_HEADER else None
+
+    def _fail(self, opening: str) -> bool:
+        """What `opening` began is no call."""
+        self._emit(self._gap + opening)
+        return self._after_failure()
+
+    def _in_value(self, then: Callable[[], bool]) -> bool:
+        """Inside the bare JSON of a call that has begun."""
+        end = self._scanner.feed(self._held)
+        size = len(self._held) if end is None else end
+        self._arguments(self._held[:size])
+        self._held = self._held[size:]
+        if end is None and not self._ended:
+            return False
+        self._scanner = ValueScanner()
+        self._state = then
+        return True
+
+    def _then(self, state: Callable[[], bool]) -> bool:
+        """Go on in another state."""
+        self._state = state
+        return True
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _find(self, *openers: str) -> str:
+        """Emit content up to the first of `openers` and take that; "" while there is none."""
+        place, opener = first_of(self._held, openers)
+        if opener:
+            before = self._held[:place]
+            shown = before.rstrip()
+            self._gap = before[len(shown) :]
+            self._emit(shown)
+            self._held = self._held[place + len(opener) :]
+            return opener
+        if self._ended:
+            held, self._held = self._held, ""
+            self._emit(held)
+            return ""
+        keep = may_begin(self._held, openers)
+        head = self._held[: len(self._held) - keep]
+        shown = head.rstrip()  # white space at the end may turn out to stand before a call
+        self._emit(shown)
+        self._held = self._held[len(shown) :]
+        return ""
+
+    def _skip(self, text: str) -> bool | None:
+        """Take white space and then `text`, if that comes next; None while that can't be told.
+
+        At the end of all text a beginning of `text` counts as the whole.
+        """
+        rest = self._held.lstrip()
+        if rest.startswith(text) or (self._ended and rest and text.startswith(rest)):
+            self._held = rest[len(text) :]
+            return True
+        return None if text.startswith(rest) and not self._ended else False
+
+    def _emit(self, text: str) -> None:
+        if self._after_call:
+            text = text.lstrip()
+        if text:
+            self._after_call = False
+            self._out.append(Part("content", text))
+
+    def _call(self, name: str, call_id: str = "") -> None:
+        self._after_call = True
+        call_id = call_id or f"call_{secrets.token_hex(12)}"
+        self._out.append(Part("call", name, self._num_calls, call_id))
+        self._num_calls += 1
+
+    def _arguments(self, text: str) -> None:
+        if text:
+            self._out.append(Part("arguments", text, self._num_calls - 1))
+
+
+# -- Calls between marks of their own, in a section between two more: what such formats share.
+
+
+class SectionParser(ToolParser):
+    """Reads `section_begin (call_begin header arguments call_end)* section_end`.
+
+    A call without its section is read as well, and each closing mark may be missing. Arguments
+    that aren't closed end where a mark begins, so that the next call is one.
+
+    Attributes:
+        section, call: how each begins and ends. closing: marks that may end a call's arguments.
+        header: what stands between a call's beginning and its arguments.
+    """
+
+    section: ClassVar[tuple[str, str]]
+    call: ClassVar[tuple[str, str]]
+    closing: ClassVar[tuple[str, ...]]
+    header: ClassVar[re.Pattern[str]]
+
+    _opening = ""
+
+    def _begin(self, header: re.Match[str]) -> bool:
+        """A call's header was read: tell of the call. Whether its arguments follow."""
+        raise NotImplementedError
+
+    def _text(self) -> bool:
+        section, call = self.section[0], self.call[0]
+        self._opening = self._find(section, call)
+        if self._opening:
+            self._state = self._before_call if self._opening == section else self._name
+        return bool(self._opening)
+
+    def _before_call(self) -> bool:
+        found = self._skip(self.call[0])
+        if found is None:
+            return False
+        if not found:
+            return self._fail(self._opening)
+        self._opening += self.call[0]
+        return self._then(self._name)
+
+    def _name(self) -> bool:
+        header = self._header(self.header)
+        if header is None:
+            return False
+        if header is False:
+            return self._fail(self._opening)
+        follow = self._begin(header)
+        return self._then(self._call_arguments if follow else self._after_arguments)
+
+    def _call_arguments(self) -> bool:
+        self._scanner.to_mark = True
+        return self._in_value(self._after_arguments)
+
+    def _after_arguments(self) -> bool:
+        """Closing marks, in their order but each optional; perhaps another call."""
+        for mark, state in (
+            *((mark, self._after_arguments) for mark in self.closing),
+            (self.call[0], self._name),
+            (self.section[1], self._text),
+        ):
+            found = self._skip(mark)
+            if found is None:
+                return False
+            if found:
+                self._opening = mark
+                return self._then(state)
+        return self._then(self._text)

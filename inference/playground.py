@@ -1,0 +1,394 @@
+"""One answer of the playground: from a `generate` message to its `done` or `error`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from channels.generic.websocket import AsyncWebsocketConsumer
+
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.chat.turn import ChatTurn, TurnDelta
+from inference.errors import as_quire_error, envelope, report
+from inference.generation.generation import Generation
+from inference.generation.logprobs import chat_logprobs
+from inference.loop.offload import rendering_for
+from inference.parsers.state_machine import BEGINNINGS, joined
+from inference.request.context import Asked, asked, note_refusal
+from inference.request.job import Usage
+from inference.request.position import ask_from
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import parse
+from inference.settings import gateway_settings
+from inference.web.json_body import parse_object
+from tenants.authentication import Caller, caller_for_user
+from tenants.sessions import see_session
+from tenants.websockets import (
+    BAD_MESSAGES,
+    FOREIGN_ORIGIN,
+    NOT_LOGGED_IN,
+    SessionEnded,
+    origin_allowed,
+    user_of_session,
+    watch,
+)
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+#: How often the session is looked at while no token comes.
+WAKE_EVERY_S = 1.0
+#: Fields of a chat request that a frame may have beside `sampling`.
+BESIDE = ("tools", "tool_choice", "response_format")
+#: Fields of a chat request that `sampling` may not hold: they aren't sampling.
+NOT_SAMPLING = frozenset({"model", "messages", "stream", "stream_options", "n", "best_of", *BESIDE})
+
+
+class Answer:
+    """Generates and sends frames. Errors become an `error` frame; cancelling its task aborts.
+
+    Args:
+        message: a `generate` message with a checked id.
+        check: called between frames; raises `SessionEnded` when the session may not go on.
+    """
+
+    def __init__(
+        self,
+        message: dict[str, Any],
+        caller: Caller,
+        send: Send,
+        check: Callable[[], Awaitable[object]],
+    ) -> None:
+        self.name: str = message["id"]
+        self._message, self._caller = message, caller
+        self._send, self._check = send, check
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End it early, as the user wishes: a `done` frame with what there is."""
+        if self._task is not None and not self._stopped:
+            self._stopped = True
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """All frames, in order. Raises `SessionEnded`."""
+        self._task = asyncio.current_task()
+        asked.set(
+            Asked("", "playground", self._caller, model=str(self._message.get("model"))[:200])
+        )
+        rendering_for.set(self._caller.tenant)
+        turn: ChatTurn | None = None
+        reason: str | None = None
+        try:
+            turn = await self._start()
+            reason = await self._stream(turn)
+        except asyncio.CancelledError:
+            if not self._stopped or self._task is None:
+                raise
+            self._task.uncancel()
+            reason = "stop"
+        except SessionEnded:
+            raise
+        except Exception as error:
+            note_refusal(error)
+            report(error, self.name)
+            failure = envelope(as_quire_error(error))
+            await self._send({"type": "error", "id": self.name, **failure})
+            return
+        finally:
+            if turn is not None:
+                turn.release()
+        await self._send(self._done(turn, reason))
+
+    async def _start(self) -> ChatTurn:
+        received = time.perf_counter()
+        self._caller.require("inference")
+        ask_from(_after(self._message))
+        chat = parse(ChatRequest, _body(self._message))
+        for name in chat.ignored_fields():
+            raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])
+        return await ChatTurn.start(
+            chat, caller=self._caller, received=received, endpoint="playground"
+        )
+
+    async def _stream(self, turn: ChatTurn) -> str | None:
+        """Frames up to the last delta; returns the finish reason."""
+        job, generation = turn.job, turn.generation
+        start = {"type": "start", "request_id": job.request_id, "model": job.served.name}
+        await self._say([start], f"{job.request_id}:1:b1")
+        reason: str | None = None
+        if generation.has_told_tokens:  # the page has these from before its connection broke
+            told = await turn.next()
+            reason = told[-1].finish_reason if told else None
+        waiting = False
+        while not turn.finished:
+            deltas = await turn.next(WAKE_EVERY_S)
+            await self._check()
+            if generation.waiting and not waiting:
+                await self._say([{"type": "waiting"}])
+            waiting = generation.waiting
+            await self._say(
+                [frame for delta in deltas for frame in frames_of(delta, turn)], _at(turn)
+            )
+            reason = deltas[-1].finish_reason if deltas else reason
+        return reason
+
+    async def _say(self, frames: list[dict[str, Any]], at: str | None = None) -> None:
+        """Frames that belong together. The last says where the page is once it has them."""
+        for frame in frames[:-1]:
+            await self._send({**frame, "id": self.name, "more": True})
+        for frame in frames[-1:]:
+            await self._send({**frame, "id": self.name, **({"at": at} if at else {})})
+
+    def _done(self, turn: ChatTurn | None, reason: str | None) -> dict[str, Any]:
+        usage = turn.usage if turn is not None else Usage()
+        return {
+            "type": "done",
+            "id": self.name,
+            "finish_reason": reason,
+            "usage": usage.as_openai(),
+            "ttft_ms": turn.generation.ttft_ms if turn is not None else None,
+            "tokens_per_s": _tokens_per_s(turn.generation) if turn is not None else 0.0,
+        }
+
+
+def frames_of(delta: TurnDelta, turn: ChatTurn) -> list[dict[str, Any]]:
+    """What is new as frames. Log probabilities of the tokens come with the first."""
+    frames: list[dict[str, Any]] = []
+    for part in joined(delta.parts):
+        if part.kind in BEGINNINGS:
+            frames.append(
+                {"type": "call", "index": part.call, "call_id": part.id, "name": part.text}
+            )
+        elif part.kind in ("arguments", "input"):
+            frames.append({"type": "arguments", "index": part.call, "text": part.text})
+        else:
+            kind = "delta" if part.kind == "content" else "reasoning"
+            frames.append({"type": kind, "text": part.text})
+    options, entries = turn.options, delta.increment.entries
+    if options.top_logprobs is not None and entries:
+        found = chat_logprobs(entries, options.names, options.top_logprobs)
+        frames.append({"type": "logprobs", "tokens": list(map(_short, found))})
+    return frames
+
+
+def _short(token: dict[str, Any]) -> list[Any]:
+    """A token's text, its log probability, and the same of its alternatives."""
+    tops = [[each["token"], round(each["logprob"], 4)] for each in token["top_logprobs"]]
+    return [token["token"], round(token["logprob"], 4), tops]
+
+
+def _at(turn: ChatTurn) -> str:
+    """The `Last-Event-ID` behind which the page can go on; see `inference.request`."""
+    output = turn.generation.outputs[0][0]
+    end = "." if output.finish_reason is not None else ""
+    return f"{turn.job.request_id}:2:{output.num_tokens}{end}"
+
+
+def _after(message: dict[str, Any]) -> str | None:
+    """Where the page wants its answer from. Raises `InvalidRequest`."""
+    after = message.get("after")
+    if not isinstance(after, str | None):
+        raise InvalidRequest("after must be the `at` of a frame.", param="after")
+    return after
+
+
+def _body(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as the body of a chat completion."""
+    sampling = message.get("sampling") or {}
+    for name in NOT_SAMPLING & sampling.keys():
+        raise InvalidRequest(f"'{name}' isn't a sampling field.", param=name)
+    beside = {name: message[name] for name in BESIDE if message.get(name) is not None}
+    return {
+        **sampling,
+        **beside,
+        "model": message.get("model"),
+        "messages": message.get("messages"),
+        "stream": True,
+    }
+
+
+def _tokens_per_s(generation: Generation) -> float:
+    """Tokens after the first, by the time since it; 0 where there was only one, or it's unknown."""
+    count = generation.usage.completion_tokens
+    if generation.first_token_at is None or count < 2 or generation.resumed_from is not None:
+        return 0.0
+    return round((count - 1) / max(time.perf_counter() - generation.first_token_at, 1e-6), 2)
+
+
+# -- `PlaygroundConsumer`: the playground's WebSocket, `/ws/playground/`.
+#
+# Frames are JSON text; `docs/gateway.md` lists them. The session is checked when the socket opens
+# and
+# again while it is used. A frame may name one of the user's own tenants; without one it's the first
+# that they joined.
+
+
+logger = logging.getLogger(__name__)
+MAX_FRAME_CHARS = 1 << 20
+MAX_BAD_FRAMES = 5
+MAX_AT_ONCE = 4
+MAX_ID_CHARS = 64
+MAX_TENANT_CHARS = 63
+RECHECK_SESSION_S = 1.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PlaygroundConsumer(AsyncWebsocketConsumer):
+    """One browser tab. Up to `MAX_AT_ONCE` answers run at a time, each with an id of its own."""
+
+    # No groups and no messages between sockets: an idle one holds no subscription in Redis.
+    channel_layer_alias = "none"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answers: dict[str, Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bad_frames = 0
+        self._checked_at = 0.0
+        self._welcome = False
+        self._user: Any = None
+        self._callers: dict[str | None, Caller] = {}  # by tenant, of the last few seconds
+
+    async def connect(self) -> None:
+        """Accept, and close at once with a code that the page understands if it's refused."""
+        await self.accept()
+        if not origin_allowed(dict(self.scope["headers"])):
+            await self.close(FOREIGN_ORIGIN)
+            return
+        try:
+            await self._check_session()
+            self._welcome = True
+            watch.add(see_session(self.scope["session"].session_key, self._user), self._ended)
+        except SessionEnded:
+            await self.close(NOT_LOGGED_IN)
+        except QuireError as error:
+            await self._send({"type": "error", "id": None, **envelope(error)})
+            await self.close(NOT_LOGGED_IN)
+
+    async def disconnect(self, code: int) -> None:
+        """Abort what runs."""
+        watch.remove(self._ended)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ended(self) -> None:
+        """The session was ended elsewhere."""
+        self._welcome = False
+        await self.close(NOT_LOGGED_IN)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """One frame."""
+        if text_data is None or len(text_data) > MAX_FRAME_CHARS:
+            await self.close(BAD_MESSAGES)
+            return
+        if not self._welcome:
+            return  # refused already: the close is on its way
+        try:
+            message = parse_object(
+                text_data.encode("utf-8", "surrogatepass"), gateway_settings().max_json_depth
+            )
+            await self._handle(message)
+        except SessionEnded:
+            await self.close(NOT_LOGGED_IN)
+        except QuireError as error:
+            await self._bad_frame(error)
+
+    async def _handle(self, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "ping":
+            await self._send({"type": "pong"})
+        elif kind == "stop":
+            running = self._answers.get(_id_of(message))
+            if running is not None:
+                running.stop()
+        elif kind == "generate":
+            await self._generate(message)
+        else:
+            raise InvalidRequest(
+                "type must be 'generate', 'stop' or 'ping'.", param="type", code="unknown_type"
+            )
+
+    async def _generate(self, message: dict[str, Any]) -> None:
+        name = _id_of(message)
+        if not isinstance(message.get("sampling"), dict | None):
+            raise InvalidRequest("sampling must be an object.", param="sampling")
+        tenant = _tenant_of(message)
+        try:
+            caller = await self._check_session(tenant)
+        except QuireError as error:
+            await self._send({"type": "error", "id": name, **envelope(error)})
+            return
+        if name in self._answers or len(self._answers) >= MAX_AT_ONCE:
+            refused = InvalidRequest(
+                "This id is in use."
+                if name in self._answers
+                else f"At most {MAX_AT_ONCE} answers may run at once.",
+                param="id",
+            )
+            await self._send({"type": "error", "id": name, **envelope(refused)})
+            return
+        check = partial(self._check_session, tenant)
+        self._answers[name] = Answer(message, caller, self._send, check)
+        task = asyncio.create_task(self._run(self._answers[name]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, answer: Answer) -> None:
+        try:
+            await answer.run()
+        except SessionEnded:
+            await self.close(NOT_LOGGED_IN)
+        finally:
+            self._answers.pop(answer.name, None)
+
+    async def _check_session(self, tenant: str | None = None) -> Caller:
+        """The caller in one of the user's tenants, looked at again every few seconds.
+
+        Raises: `SessionEnded`, or what `caller_for_user` does.
+        """
+        now = time.monotonic()
+        if self._user is None or now - self._checked_at >= RECHECK_SESSION_S:
+            self._callers = {}
+            session = self.scope.get("session")
+            self._user = await user_of_session(session.session_key if session is not None else None)
+            self._checked_at = now
+        if self._user is None:
+            self._welcome = False
+            raise SessionEnded
+        if tenant not in self._callers:
+            self._callers[tenant] = await caller_for_user(self._user, tenant)
+        return self._callers[tenant]
+
+    async def _bad_frame(self, error: QuireError) -> None:
+        self._bad_frames += 1
+        await self._send({"type": "error", "id": None, **envelope(error)})
+        if self._bad_frames >= MAX_BAD_FRAMES:
+            await self.close(BAD_MESSAGES)
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        await self.send(text_data=_encode(frame).decode())
+
+
+def _tenant_of(message: dict[str, Any]) -> str | None:
+    """The tenant that the frame names, or None. Raises `InvalidRequest`."""
+    tenant = message.get("tenant")
+    if tenant is None:
+        return None
+    if not isinstance(tenant, str) or not 0 < len(tenant) <= MAX_TENANT_CHARS:
+        raise InvalidRequest("tenant must be the name of a tenant.", param="tenant")
+    return tenant
+
+
+def _id_of(message: dict[str, Any]) -> str:
+    """The answer's id: the client's own word for it. Raises `InvalidRequest`."""
+    name = message.get("id")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARS or not name.isprintable():
+        raise InvalidRequest(f"id must be a word of 1 to {MAX_ID_CHARS} characters.", param="id")
+    return name

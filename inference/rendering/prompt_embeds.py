@@ -1,0 +1,185 @@
+"""`prompt_embeds`: a tensor that `torch.save` wrote, read without torch and without unpickling.
+
+Such a file is a zip archive: the numbers as they lie in memory, and a pickle that says their type
+and shape. Of the pickle's operations the few that such a tensor needs are followed here as data:
+nothing is imported and nothing is called, whatever it asks for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import pickletools
+import struct
+import zipfile
+from typing import Any, NamedTuple
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import ITEM_BYTES, PromptEmbeds
+
+FIELD = "prompt_embeds"
+#: Of the part that says type and shape; a tensor's has about 200 bytes.
+_MAX_HEAD_BYTES = 4096
+_MAX_FILES = 16
+_MAX_OPERATIONS = 256
+_STORAGES = {
+    "torch FloatStorage": "float32",
+    "torch HalfStorage": "float16",
+    "torch BFloat16Storage": "bfloat16",
+}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_VALUES = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"})
+_SILENT = frozenset({"PROTO", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME"})
+_MARK = object()
+#: What reading a damaged archive may end with.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
+
+
+class _Name(NamedTuple):
+    """Of something that an unpickler would import."""
+
+    name: str
+
+
+class _Kept(NamedTuple):
+    """What an unpickler would ask its caller for."""
+
+    key: Any
+
+
+class _Call(NamedTuple):
+    """What an unpickler would call."""
+
+    what: Any
+    given: Any
+
+
+def read_embeds(text: str, size: int) -> PromptEmbeds:
+    """The vectors of one prompt, [rows, size], from base64 of a file.
+
+    Raises `InvalidRequest` for anything else.
+    """
+    try:
+        file = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise _refusal("must be base64") from None
+    try:
+        with zipfile.ZipFile(io.BytesIO(file)) as archive:
+            head, numbers, dtype = _parts(archive)
+    except InvalidRequest:
+        raise
+    except _DAMAGE:
+        raise _refusal("must be a tensor that torch.save wrote") from None
+    start, rows, width = head
+    if width != size:
+        raise _refusal(f"must be [num_tokens, {size}] for this model, got [{rows}, {width}]")
+    item = ITEM_BYTES[dtype]
+    data = numbers[start * item : (start + rows * width) * item]
+    found = PromptEmbeds(dtype, rows, width, data)
+    if not found.whole:
+        raise _refusal("has fewer numbers than its shape says")
+    return found
+
+
+def _parts(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
+    """Where the numbers begin with rows and size; the numbers; their type."""
+    files = archive.infolist()
+    if len(files) > _MAX_FILES or any(file.compress_type != zipfile.ZIP_STORED for file in files):
+        raise _refusal("must be a tensor that torch.save wrote")
+    by_name = {file.filename.partition("/")[2]: file for file in files}
+    if by_name["data.pkl"].file_size > _MAX_HEAD_BYTES:
+        raise _refusal("must be a single tensor")
+    if "byteorder" in by_name and archive.read(by_name["byteorder"]) != b"little":
+        raise _refusal("must be little-endian")
+    dtype, key, *head = _tensor(_described(archive.read(by_name["data.pkl"])))
+    return (head[0], head[1], head[2]), archive.read(by_name[f"data/{key}"]), dtype
+
+
+def _described(pickled: bytes) -> Any:
+    """What a pickle would make, as data. Raises `InvalidRequest` for what no tensor needs."""
+    stack: list[Any] = []
+    try:
+        for count, (operation, given, _) in enumerate(pickletools.genops(pickled)):
+            name = operation.name
+            if name in _SILENT:
+                continue
+            if count > _MAX_OPERATIONS:
+                break
+            if name == "STOP":
+                return stack.pop()
+            if name == "MARK":
+                stack.append(_MARK)
+            elif name == "GLOBAL":
+                stack.append(_Name(str(given)))
+            elif name in _VALUES:
+                stack.append(given)
+            elif name in ("NEWTRUE", "NEWFALSE"):
+                stack.append(name == "NEWTRUE")
+            elif name in _TUPLES:
+                _gather(stack, len(stack) - _TUPLES[name])
+            elif name == "TUPLE":
+                mark = max(place for place, each in enumerate(stack) if each is _MARK)
+                _gather(stack, mark + 1)
+                del stack[-2]
+            elif name == "BINPERSID":
+                stack.append(_Kept(stack.pop()))
+            elif name == "REDUCE":
+                arguments = stack.pop()
+                stack.append(_Call(stack.pop(), arguments))
+            else:
+                break
+    except (ValueError, IndexError, UnicodeDecodeError):
+        pass
+    raise _refusal("must be a single tensor")
+
+
+def _gather(stack: list[Any], start: int) -> None:
+    """Put what stands from `start` on into a tuple."""
+    if start < 0:
+        raise IndexError
+    stack[start:] = [tuple(stack[start:])]
+
+
+def _tensor(found: Any) -> tuple[str, str, int, int, int]:
+    """Type and name of the numbers, where they begin, rows and size."""
+    match found:
+        case _Call(
+            _Name("torch._utils _rebuild_tensor_v2"),
+            (
+                _Kept(("storage", _Name(storage), str(key), str(), int())),
+                int(start),
+                tuple(shape),
+                tuple(strides),
+                *_,
+            ),
+        ):
+            pass
+        case _:
+            raise _refusal("must be a single tensor")
+    if storage not in _STORAGES:
+        raise _refusal("must be float32, float16 or bfloat16")
+    if not all(type(number) is int and number >= 0 for number in (start, *shape, *strides)):
+        raise _refusal("must be a single tensor")
+    if len(shape) == 3 and shape[0] == 1:
+        shape, strides = shape[1:], strides[1:]
+    if len(shape) != 2 or len(strides) != 2 or not shape[0] or not shape[1]:
+        raise _refusal("must be [num_tokens, hidden]")
+    rows, size = shape
+    if (size > 1 and strides[1] != 1) or (rows > 1 and strides[0] != size):
+        raise _refusal("must be contiguous; save tensor.contiguous()")
+    return _STORAGES[storage], key, start, rows, size
+
+
+def _refusal(why: str) -> InvalidRequest:
+    return InvalidRequest(f"{FIELD} {why}.", param=FIELD)

@@ -1,0 +1,1 @@
+"""What one request is: data, no Redis, no HTTP."""

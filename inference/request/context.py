@@ -1,0 +1,249 @@
+"""`Asked`: the request that is being served, as far as its record needs it later."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.errors import as_quire_error
+from metering.access import RequestNote, UsageRecord, keep_refusal
+from tenants.authentication import Caller
+
+#: Ends of paths and what the ledger calls them are the same but for these.
+_VERSION = "/v1/"
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request from outside.
+
+    Attributes:
+        header_id: its `x-request-id`. answer_id: what its answer is called, where that's another
+            id than the ledger's.
+        endpoint: as in the ledger. model: as the client named it.
+        ran: whether something was admitted: what ran is noted when it ends.
+    """
+
+    header_id: str
+    endpoint: str
+    caller: Caller | None = None
+    answer_id: str = ""
+    model: str = ""
+    stream: bool = False
+    ran: bool = False
+    received: float = field(default_factory=time.perf_counter)
+
+
+#: Of the task at hand; None where a request isn't recorded.
+asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+
+
+def endpoint_of(path: str) -> str:
+    """What the ledger calls a path: `/v1/chat/completions` is "chat.completions"."""
+    return path.removeprefix(_VERSION).strip("/").replace("/", ".")[:100]
+
+
+def note_body(model: object, stream: object) -> None:
+    """What the body says, for a request that may be refused before more is known."""
+    mine = asked.get()
+    if mine is not None:
+        mine.model = model[:200] if isinstance(model, str) else ""
+        mine.stream = stream is True
+
+
+def note_answer(answer_id: str) -> None:
+    """The answer has an id of its own."""
+    mine = asked.get()
+    if mine is not None:
+        mine.answer_id = answer_id
+
+
+def header_id() -> str:
+    """The `x-request-id` of the task at hand, "" if there's none."""
+    mine = asked.get()
+    return mine.header_id if mine is not None else ""
+
+
+def note_refusal(error: BaseException, mine: Asked | None = None) -> None:
+    """It ended with an error. Nothing is kept of one that ran, or of whom nobody knows."""
+    mine = mine or asked.get()
+    if mine is None or mine.ran or mine.caller is None:
+        return
+    told = as_quire_error(error)
+    if told.status == HTTPStatus.UNAUTHORIZED:
+        return
+    caller, code = mine.caller, str(told.code or "")
+    kind = (caller.tenant_id, caller.key_id, mine.endpoint, told.status, code)
+    keep_refusal(kind, lambda: _refused(mine, caller, told))
+
+
+def _refused(mine: Asked, caller: Caller, told: QuireError) -> tuple[UsageRecord, RequestNote]:
+    """What is kept of a request that was refused."""
+    duration = time.perf_counter() - mine.received
+    record = UsageRecord(
+        request_id=f"refused-{secrets.token_hex(16)}",
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        user_id=caller.user_id,
+        endpoint=mine.endpoint,
+        model=mine.model,
+        prompt_tokens=0,
+        completion_tokens=0,
+        status=told.status,
+        started_at=time.time() - duration,
+        duration_ms=duration * 1000,
+        stream=mine.stream,
+    )
+    note = RequestNote(
+        header_id=mine.header_id,
+        answer_id=mine.answer_id,
+        code=str(told.code or ""),
+        message=f"{told.param}: {told.message}" if told.param else told.message,
+    )
+    return record, note
+
+
+# -- Whose unfinished answers cost nothing: those that a worker makes anew when it's interrupted.
+
+
+_made_anew: ContextVar[bool] = ContextVar("made_anew", default=False)
+
+
+@contextmanager
+def unbilled_unless_finished() -> Iterator[None]:
+    """Of what begins in the block nothing is billed unless it comes to its end."""
+    token = _made_anew.set(True)
+    try:
+        yield
+    finally:
+        _made_anew.reset(token)
+
+
+def is_unbilled_unless_finished() -> bool:
+    """Whether this task's answers are."""
+    return _made_anew.get()
+
+
+# -- An answer in one piece that is kept for whoever asks again, before what it took is billed.
+#
+# Were it billed first, a gateway that is killed in between would have billed what its client never
+# got, and gets anew, and pays for again. Kept first, its answer is there for the client, and
+# whoever settles what the gateway left finds that it is (`metering.open_requests.answered_key`).
+
+
+class Keeping:
+    """One request's answer on its way to be kept.
+
+    Attributes:
+        requests: ids of what was generated for it, as the ledger has them.
+        done: it's kept, or won't be.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.done = asyncio.Event()
+
+
+#: Of the request at hand; None: its answer isn't kept.
+keeping: ContextVar[Keeping | None] = ContextVar("keeping", default=None)
+
+
+# -- How long a request's client waits: one that can't be answered by then is refused at once.
+#
+# `X-Request-Timeout` is seconds until the answer must have begun. The Python SDKs of OpenAI and
+# Anthropic tell how long they wait for bytes, `x-stainless-read-timeout`: for an answer in one
+# piece that's the same; a stream gets comment lines meanwhile, and waits.
+
+
+HEADER = "X-Request-Timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds; infinite: it wasn't told."""
+
+    beginning: float = math.inf
+    silence: float = math.inf
+
+    def seconds(self, *, stream: bool) -> float:
+        """Until the first of the answer must be there."""
+        return self.beginning if stream else min(self.beginning, self.silence)
+
+
+NONE_TOLD = Patience()
+_told: ContextVar[Patience] = ContextVar("patience", default=NONE_TOLD)
+
+
+def note_patience(beginning: str | None, silence: str | None) -> None:
+    """Note for this request's task what `X-Request-Timeout` and the SDK's header say, if anything.
+
+    Raises: `InvalidRequest` unless `X-Request-Timeout` is a number above 0. What an SDK says by
+    itself is never refused.
+    """
+    if beginning is None and silence is None:
+        _told.set(NONE_TOLD)
+        return
+    wanted = math.inf if beginning is None else _seconds(beginning)
+    if wanted is None:
+        raise InvalidRequest(f"{HEADER} must be seconds above 0.", param=HEADER)
+    _told.set(Patience(wanted, _seconds(silence or "") or math.inf))
+
+
+def patience() -> Patience:
+    """Of this task's client."""
+    return _told.get()
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text) if len(text) < 32 else math.nan
+    except ValueError:
+        return None
+    return value if value > 0 and math.isfinite(value) else None
+
+
+# -- Request ids: the client's name for a request, cleaned, and our own.
+
+
+#: The digits of the request's own id, until something takes them. A list, so that tasks of one
+#: request, whose contexts are copies, don't take them twice.
+_digits: ContextVar[list[str] | None] = ContextVar("request_digits", default=None)
+_SAFE = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+
+
+def new_id(prefix: str = "req") -> str:
+    """`prefix-` and 128 random bits in hexadecimal.
+
+    The first one made for a request whose own id is ours has the same bits: who reads
+    `req-abc...` in a header finds `chatcmpl-abc...` in the ledger.
+    """
+    left = _digits.get()
+    return f"{prefix}-{left.pop() if left else secrets.token_hex(16)}"
+
+
+def harmless(header: str) -> str:
+    """A client's name for its request, "" where that isn't one harmless word."""
+    return header if _SAFE.fullmatch(header) and "//" not in header else ""
+
+
+def clean_request_id(header: str | None) -> str:
+    """The client's `X-Request-Id` if it is one harmless word, else a new one.
+
+    It labels log lines and the response. A client's is never the key of anything: usage is keyed
+    by an id that only the server knows to make.
+    """
+    if header and harmless(header):
+        _digits.set(None)
+        return header
+    digits = secrets.token_hex(16)
+    _digits.set([digits])
+    return f"req-{digits}"

@@ -1,0 +1,358 @@
+"""`Job`: a checked request, on its way from an endpoint to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from catalog.access import ModelCard
+from engine.contract.errors import InvalidRequest, KVPoolTooSmall
+from engine.contract.lora import AdapterRef
+from engine.contract.messages import EngineRequest, ModelInfo, PromptEmbeds
+from engine.contract.sampling_params import SamplingParams
+from engine.text import Tokenizer
+from engine.text.stop_strings import bad_word_ids
+from inference.engine_client.client import get_engine_client
+from inference.loop.fair_dispatch import in_turns
+from inference.loop.offload import render_pool
+from inference.request.context import header_id
+from metering.access import Asking
+from metering.rules import AdapterUse
+from tenants.authentication import Caller
+
+# -- What job.py takes from inference.generation.model_resolution.
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model, ready to be asked.
+
+    Attributes:
+        card: what the client may know. info: what the replicas say.
+        tokenizer: the model's, or the one that the adapter brings.
+        adapter: what the request goes through, chosen once: whatever becomes of its name, the
+            request ends on the content that it began with. use: the same for the ledger.
+        in_place_of: the model that was asked for, while it's down; "" when it answers itself.
+        own_eos: what ends an output beside the model's EOS, where the adapter's tokenizer has
+            another.
+    """
+
+    card: ModelCard
+    info: ModelInfo
+    tokenizer: Tokenizer
+    adapter: AdapterRef | None = None
+    use: AdapterUse | None = None
+    in_place_of: str = ""
+    own_eos: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that clients use."""
+        return self.card.id
+
+    @property
+    def base(self) -> str:
+        """The model's name, of which an adapter is a variant."""
+        return self.card.parent or self.card.id
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that a request may hold."""
+        return (self.adapter.vocab_size if self.adapter else 0) or self.info.vocab_size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes when what computes the answer does."""
+        info = self.info
+        facts = f"{info.path}\0{info.dtype}\0{info.quantization}\0{info.max_model_len}"
+        if self.adapter is not None:
+            facts += f"\0{self.adapter.digest}"
+        return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
+
+    def through(self, adapter: AdapterRef | None) -> Served:
+        """The same by other content: what a stream began with, wherever its name leads now.
+
+        Raises `ValueError` where one is an adapter and the other none, or for another tokenizer
+        than that by which the prompt was made.
+        """
+        if not self.is_alike(adapter):
+            raise ValueError(f"{self.name} isn't what it was")
+        if adapter is None or self.use is None:
+            return self
+        return replace(self, adapter=adapter, use=replace(self.use, digest=adapter.digest))
+
+    def is_alike(self, adapter: AdapterRef | None) -> bool:
+        """Whether what was made of a prompt here holds for the other content too."""
+        if adapter is None or self.adapter is None:
+            return adapter is None and self.adapter is None
+        mine = self.adapter
+        return (mine.tokenizer, mine.vocab_size) == (adapter.tokenizer, adapter.vocab_size)
+
+    def check_queue(
+        self, caller: Caller, priority: int | None, *, stream: bool | None = False
+    ) -> None:
+        """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
+
+        Asked before a prompt is rendered: a refusal costs next to nothing.
+        """
+        get_engine_client().check_queue(
+            self.base, caller.tenant, priority or 0, stream=bool(stream)
+        )
+
+
+# -- Token counts as clients see them and as the ledger gets them.
+
+
+@dataclass(slots=True)
+class Usage:
+    """Counts of one request.
+
+    `reasoning_tokens`: of the completion's, those of the reasoning; None for a model without any.
+    `numerics_changed`: a replica that computes other bits went on with it in the middle.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+    numerics_changed: bool = False
+
+    def without(self, before: Usage) -> Usage:
+        """What came behind what was counted before."""
+        prompt = max(0, self.prompt_tokens - before.prompt_tokens)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=max(0, self.completion_tokens - before.completion_tokens),
+            cached_tokens=min(prompt, self.cached_tokens),
+        )
+
+    def as_openai(self) -> dict[str, Any]:
+        """OpenAI's `usage` object."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage | self.remarks()
+
+    def remarks(self) -> dict[str, Any]:
+        """Fields of ours that are there only where they have something to say."""
+        return {"numerics_changed": True} if self.numerics_changed else {}
+
+
+#: Of the sampling what says how long and how free an answer was meant to be.
+_SAMPLING = ("max_tokens", "temperature", "top_p", "n", "seed", "stop")
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What to generate, for whom.
+
+    Attributes:
+        request_id: ours, unique; usage is keyed by it.
+        endpoint: for the ledger, such as "chat.completions".
+        prompts: [num_prompts][num_tokens].
+        embeds: [num_prompts] vectors in the place of prompts' own; [] where all are tokens.
+        sampling: the same for every prompt.
+        stream: whether the client takes tokens as they come.
+        priority: smaller runs earlier.
+        cache_salt: the client's own, narrows the tenant's cache namespace.
+        kept_tokens: special tokens that the text keeps, for the parsers that read it.
+        field_names: our names of fields -> the client's, for errors that come from the engine.
+        trace_headers: of the span that the engine's is below of; {} for none.
+        received: `time.perf_counter()` when the request came in.
+    """
+
+    #: Whether tokens come of it.
+    generates: ClassVar[bool] = True
+
+    request_id: str
+    endpoint: str
+    caller: Caller
+    served: Served
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    stream: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    kept_tokens: frozenset[int] = frozenset()
+    embeds: list[PromptEmbeds | None] = field(default_factory=list)
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    received: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(map(len, self.prompts))
+
+    def known_prompt(self, number: int) -> list[int]:
+        """A prompt's tokens; [] of one that came as vectors."""
+        return [] if self.embeds and self.embeds[number] is not None else self.prompts[number]
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a prompt and an output together, by the model and by the caller's limit."""
+        own = self.caller.max_context_tokens
+        most = self.served.info.max_model_len
+        return most if own is None else min(own, most)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most that may be generated, over all prompts and outputs."""
+        return sum(map(self._output_budget, self.prompts))
+
+    def _output_budget(self, prompt: list[int]) -> int:
+        """The most that may be generated for a prompt, over all its outputs."""
+        sequences = self.sampling.num_sequences
+        if self.sampling.use_beam_search:
+            sequences = self.sampling.beam_width  # each beam costs what an output does
+        return self.sampling.output_budget(len(prompt), self.max_context) * sequences
+
+    async def check(self) -> None:
+        """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
+        info, words = self.served.info, self.sampling.bad_words
+        self._end_on_own_eos()
+        if words:
+            self.sampling.bad_words_token_ids = await render_pool().run(
+                sum(map(len, words)), bad_word_ids, self.served.tokenizer, words
+            )
+        async for prompt in in_turns(self.prompts):
+            self.sampling.check_against_model(
+                vocab_size=self.served.vocab_size,
+                num_prompt_tokens=len(prompt),
+                max_model_len=self.max_context,
+                max_logprobs=info.max_logprobs,
+            )
+            self._check_pool(len(prompt))
+        self.check_priority()
+
+    def _end_on_own_eos(self) -> None:
+        """End outputs on the EOS of the adapter's tokenizer too, where it has another."""
+        eos = self.served.own_eos
+        if eos is None or self.sampling.ignore_eos or eos >= self.served.vocab_size:
+            return
+        listed = dict.fromkeys([*(self.sampling.stop_token_ids or ()), eos])
+        self.sampling.stop_token_ids = list(listed)
+
+    def check_context(self) -> None:
+        """Raise `InvalidRequest` for a prompt beyond the caller's own limit."""
+        longest, most = max(map(len, self.prompts)), self.max_context
+        if self.caller.max_context_tokens is not None and longest > most:
+            raise InvalidRequest(
+                f"The prompt has {longest} tokens; at most {most} are allowed for this API key.",
+                param="prompt",
+            )
+
+    def check_priority(self) -> None:
+        """Raise `InvalidRequest` for a priority beyond the key's right."""
+        if -self.priority > self.caller.max_priority:
+            raise InvalidRequest(
+                f"priority must be at least {-self.caller.max_priority} for this API key, "
+                f"got {self.priority}.",
+                param="priority",
+            )
+
+    def _check_pool(self, prompt_tokens: int) -> None:
+        capacity = self.served.info.kv_capacity_tokens
+        output = 1
+        if self.sampling.max_tokens is not None:
+            output = self.sampling.output_budget(prompt_tokens, self.served.info.max_model_len)
+        needed = prompt_tokens + output
+        if capacity and needed > capacity:
+            raise KVPoolTooSmall(
+                f"The request needs room for {needed} tokens, but the replica's KV cache holds "
+                f"{capacity}.",
+                param="max_tokens",
+            )
+
+    def wanted(self) -> dict[str, Any]:
+        """What is kept of the parameters, for whoever looks at the request later."""
+        found = {name: getattr(self.sampling, name) for name in _SAMPLING}
+        stop = found.pop("stop")
+        found["stop"] = len(stop) if stop else None  # their text is the tenant's content
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def engine_ids(self) -> list[str]:
+        """What the engine calls each prompt's request."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
+
+    def asking(self, outbox: str) -> Asking:
+        """What it asks of limits and budgets. `outbox`: of the gateway that it's at."""
+        return Asking(
+            request_id=self.request_id,
+            endpoint=self.endpoint,
+            model=self.served.base,
+            prompt_tokens=self.prompt_tokens,
+            max_output_tokens=self.max_output_tokens,
+            started_at=self.started_at,
+            prompts=[len(prompt) for prompt in self.prompts],
+            outputs=self.sampling.num_sequences,
+            adapter=self.served.use,
+            outbox=outbox,
+            stream=self.stream,
+            header_id=header_id(),
+        )
+
+    def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
+        """One a prompt, made as they are taken. Identity is the caller's, whatever the body said.
+
+        `reserved_tokens`: how many output tokens are reserved, if fewer than might come: the engine
+        ends the outputs there. Several prompts get equal parts.
+        """
+        share = None
+        if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
+            share = reserved_tokens // len(self.prompts)
+        namespace = cache_namespace(self.caller, self.cache_salt)
+        return (
+            EngineRequest(
+                request_id=engine_id,
+                gateway_id="",
+                prompt_token_ids=prompt,
+                prompt_embeds=embeds,
+                sampling=self.sampling,
+                arrival_time=self.started_at,
+                tenant=self.caller.tenant,
+                weight=self.caller.weight,
+                kv_reserved_fraction=self.caller.kv_reserved_fraction,
+                kv_max_fraction=self.caller.kv_max_fraction,
+                priority=self.priority,
+                cache_namespace=namespace,
+                adapter=self.served.adapter,
+                token_cap=self._token_cap(prompt, share),
+                trace_headers=self.trace_headers,
+            )
+            for engine_id, prompt, embeds in zip(
+                self.engine_ids,
+                self.prompts,
+                self.embeds or [None] * len(self.prompts),
+                strict=True,
+            )
+        )
+
+    def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
+        """Where the engine ends a prompt's outputs: its share of what is reserved, and the end of
+        a context that is shorter than the model's."""
+        caps = [] if share is None else [share]
+        if self.max_context < self.served.info.max_model_len:
+            caps.append(self._output_budget(prompt))
+        return min(caps, default=None)
+
+
+def cache_namespace(caller: Caller, salt: str) -> str:
+    """The tenant's namespace, or a part of it that only this salt opens. Never a wider one."""
+    if not salt:
+        return caller.cache_namespace
+    digest = hashlib.sha256(f"{caller.cache_namespace}\0{salt}".encode())
+    return digest.hexdigest()

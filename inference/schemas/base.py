@@ -1,0 +1,373 @@
+"""What all generating requests share: identity, streaming, and how to treat unknown fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.validation import INT_LIMIT
+from inference.errors import UnsupportedField
+from inference.settings import gateway_settings
+
+# -- Validation of lists that ends with the first wrong element.
+#
+# Pydantic describes every one. Of a list of 400,000 that takes two seconds, in one piece, and a
+# client is told of one.
+
+
+def _failing_fast(schema: Any) -> Any:
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_failing_fast, schema))
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _failing_fast(value) for name, value in schema.items() if name != "metadata"}
+    if "metadata" in schema:
+        found["metadata"] = schema["metadata"]
+    if schema.get("type") == "list":
+        found["fail_fast"] = True
+    return found
+
+
+class FailsFast(BaseModel):
+    """A model whose lists, and those inside of it, stop at their first wrong element."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return cast("CoreSchema", _failing_fast(handler(source)))
+
+
+# -- The body of `POST /v1/batches`.
+
+
+MAX_METADATA = 16
+_WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_S = 14 * 86_400
+
+BatchMetadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+
+
+def _seconds(window: str) -> int:
+    """0 for what can't be read."""
+    match = _WINDOW.fullmatch(window)
+    return int(match[1]) * _UNIT_S[match[2]] if match else 0
+
+
+class OutputExpiresAfter(BaseModel):
+    """When output and error file are removed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class BatchRequest(BaseModel):
+    """A batch to run. `completion_window`: minutes, hours or days, such as "24h"; 14 d at most."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: str
+    metadata: BatchMetadata | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+    @field_validator("completion_window")
+    @classmethod
+    def _window(cls, window: str) -> str:
+        if not 0 < _seconds(window) <= MAX_WINDOW_S:
+            raise ValueError("must be a duration such as '24h' (units m, h, d; at most '14d').")
+        return window
+
+    @property
+    def window_s(self) -> int:
+        """The completion window in seconds."""
+        return _seconds(self.completion_window)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+#: Fields that Quire knows and doesn't support, with the values that change nothing. Any other value
+#: is refused by name.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "web_search_options": (),
+    # vLLM's
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    # What SDKs take apart before they send.
+    "extra_body": (),
+}
+
+
+#: Wishes that nothing here can follow, with the values that wish for nothing: a request goes on
+#: without them, and the answer names them.
+HINTS: dict[str, tuple[Any, ...]] = {
+    "context_management": ([], {}),
+    "max_tool_calls": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "safety_identifier": (),
+    "verbosity": ("medium",),
+}
+
+
+def _label(text: str) -> str:
+    if _CONTROL.search(text):
+        raise ValueError("must not hold control characters.")
+    return text
+
+
+#: A client's own word for something: bounded, one line.
+Label = Annotated[str, Field(max_length=512), AfterValidator(_label)]
+
+
+#: May be left out where the caller has only one model.
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+#: Up to 16 of a client's own words, which come back with the answer.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+#: Smaller runs earlier.
+Priority = Annotated[int, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
+Tier = Literal["auto", "default", "flex", "priority"]
+#: Priorities of service tiers; the right to run earlier is the key's.
+FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in self.model_extra or {}:
+            raise ValueError(f"'{name}' isn't a stream option.")
+        if self.include_obfuscation:
+            raise ValueError("include_obfuscation is not supported.")
+        return self
+
+
+class GenerateRequest(FailsFast):
+    """Fields of every request that generates text, except the prompt and sampling."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+
+    model: ModelName | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: Label | None = None
+    priority: Priority | None = 0
+    service_tier: Tier | None = None
+    metadata: Metadata | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def sticky(self) -> str:
+        """Whom the request is of, by the client's own words; "" when they don't say."""
+        given = self.model_extra or {}
+        hints = (self.user, given.get("safety_identifier"), given.get("prompt_cache_key"))
+        return next((hint for hint in hints if isinstance(hint, str) and hint), "")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in cls.UNSUPPORTED.keys() & data.keys():
+            value = data[name]
+            if value is not None and value not in cls.UNSUPPORTED[name]:
+                # Raised as it is: pydantic lets exceptions pass that are no ValueError.
+                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+        return data
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise Refused(
+                InvalidRequest(
+                    "stream_options may only be set when stream is true.", param="stream_options"
+                )
+            )
+        return self
+
+    def tier(self, max_priority: int) -> tuple[int, str | None]:
+        """The priority to run at, and the service tier that it is; None where none was asked for.
+
+        Without the right to run earlier, the tier "priority" is the default one.
+        """
+        wanted = self.service_tier
+        if self.priority or wanted is None:
+            return self.priority or 0, None if wanted is None else "default"
+        if wanted == "flex":
+            return FLEX_PRIORITY, "flex"
+        if wanted == "priority" and max_priority >= -PRIORITY_PRIORITY:
+            return PRIORITY_PRIORITY, "priority"
+        return 0, "default"
+
+    @property
+    def include_usage(self) -> bool:
+        """A last chunk with the usage."""
+        asked = self.stream_options is not None and self.stream_options.include_usage
+        return bool(asked) or gateway_settings().force_include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Usage so far on every chunk."""
+        options = self.stream_options
+        return bool(options and options.continuous_usage_stats and self.include_usage)
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        """Whether log probabilities name tokens by id."""
+        asked = self.return_tokens_as_token_ids
+        return gateway_settings().return_tokens_as_token_ids if asked is None else asked
+
+    def ignored_fields(self) -> list[str]:
+        """Fields without effect: see `ignored_names`."""
+        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
+
+
+def ignored_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[str]:
+    """Unknown fields and hints that can't be followed, by name.
+
+    `neutral`: fields that are there with a value that changes nothing.
+
+    Raises: `InvalidRequest` for an unknown field in strict mode.
+    """
+    given = sorted(name for name, value in extra.items() if value is not None)
+    unknown = [name for name in given if name not in neutral and name not in HINTS]
+    if unknown and gateway_settings().strict:
+        raise InvalidRequest(
+            f"Unrecognized request argument supplied: {unknown[0][:100]}.",
+            param=unknown[0][:100],
+            code="unknown_parameter",
+        )
+    return sorted(
+        [*unknown, *(name for name in given if name in HINTS and extra[name] not in HINTS[name])]
+    )
+
+
+class Refused(Exception):
+    """Carries a `QuireError` through pydantic, which would swallow a ValueError."""
+
+    def __init__(self, error: InvalidRequest) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+# -- Fields that a schema knows and doesn't support, and those that it doesn't know.
+
+
+#: How a chat is rendered is up to the model's template and, where the operator allows it, to
+#: requests for chat completions alone. SDKs take `extra_body` apart before they send.
+TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "extra_body": ({},),
+}
+
+
+class KnownFields(FailsFast):
+    """A body whose unsupported fields are refused by name, and whose unknown ones are named.
+
+    `UNSUPPORTED`: fields that we know and don't support, with the values that change nothing.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = TEMPLATE_FIELDS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        for name in cls.UNSUPPORTED.keys() & (data if isinstance(data, dict) else {}):
+            if data[name] is not None and data[name] not in cls.UNSUPPORTED[name]:
+                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self.check()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def check(self) -> None:
+        """What types alone don't say. Raises `InvalidRequest`."""
+
+    def ignored_fields(self) -> list[str]:
+        """Fields without effect: see `ignored_names`."""
+        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
+
+
+#: A field of a chat's function, as errors name it.
+_FUNCTION = re.compile(r"tools\[(\d+)\]\.function(?:\.(\w+))?")
+Told = TypeVar("Told", bound=QuireError)
+
+
+def in_words_of(
+    error: Told,
+    names: Mapping[str, str],
+    function: Callable[[str, str], str] | None = None,
+) -> Told:
+    """The same error with the field as the client calls it.
+
+    Args:
+        names: by the field's first parts; the first that fits counts.
+        function: what the client calls a field of the function with this place among the tools.
+    """
+    ours = error.param or ""
+    told = ours
+    for mine, theirs in names.items():
+        if ours == mine or ours.startswith((f"{mine}.", f"{mine}[")):
+            told = theirs + ours[len(mine) :]
+            break
+    if function is not None and (found := _FUNCTION.match(ours)):
+        told = function(found[1], found[2] or "") + ours[found.end() :]
+    if told != ours:
+        error.rename(told)
+    return error

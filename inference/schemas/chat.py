@@ -1,0 +1,321 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedField, describe_validation_error
+from inference.parsers.tool_grammar import ToolFunction
+from inference.schemas.base import UNSUPPORTED, FailsFast, Refused
+from inference.schemas.sampling import SamplingFields
+from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
+from inference.settings import check_template_kwargs, gateway_settings
+
+# -- Chat messages, as far as they can be checked without the model.
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+#: Parts that are text, and the field that holds it. The Responses API's names are taken too.
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content. Only text is taken."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> Self:
+        field = TEXT_PARTS.get(self.type)
+        if field is None:
+            raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
+        if getattr(self, field) is None:
+            raise ValueError(f"a part of type '{self.type}' needs a {field}.")
+        return self
+
+
+class CalledFunction(BaseModel):
+    """A call's function: its name, and its arguments as JSON text."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the assistant made earlier."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CalledCustom(BaseModel):
+    """A call's custom tool: its name, and the text that it got."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    input: str
+
+
+class CustomCall(BaseModel):
+    """A call of a custom tool that the assistant made earlier."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
+class Message(FailsFast):
+    """One message of a chat. Fields beyond these reach the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Role
+    content: str | list[str | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall | CustomCall] | None = None
+    tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        """Content may be null, which is none; only a call stands without any."""
+        called = self.role == "assistant" and (self.tool_calls or self.function_call)
+        if "content" not in self.model_fields_set and not called:
+            raise ValueError(f"a message of role '{self.role}' needs content.")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role 'tool' needs a tool_call_id.")
+        if self.role == "function" and self.name is None:
+            raise ValueError("a message of role 'function' needs a name.")
+        return self
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatRequest(SamplingFields):
+    """A chat to answer."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "prompt_embeds": ()}
+
+    messages: Messages
+    store: bool | None = False
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    echo: bool | None = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    add_special_tokens: bool | None = False
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = True
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    #: What an endpoint that is built on chats allows beyond them.
+    _cuts_any_limit: bool = PrivateAttr(default=False)
+    _system_anywhere: bool = PrivateAttr(default=False)
+    _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+    _allowed: AllowedTools | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_messages(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        chat = handler(data)
+        chat._raw_messages = data["messages"]
+        return chat
+
+    def allowing(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
+        """The same chat, where any output limit is a ceiling, over the context too; and where
+        system messages may come late, whatever the model's template thinks of it.
+        """
+        self._cuts_any_limit, self._system_anywhere = any_limit, system_anywhere
+        return self
+
+    @property
+    def cuts_any_limit(self) -> bool:
+        """See `allowing`."""
+        return self._cuts_any_limit
+
+    @property
+    def system_anywhere(self) -> bool:
+        """See `allowing`."""
+        return self._system_anywhere
+
+    @property
+    def raw_messages(self) -> list[dict[str, Any]]:
+        """The (checked) messages as they were sent: templates may know more fields than we do."""
+        return self._raw_messages
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for check in (self._check_template, self._check_limits, self._check_tools):
+            try:
+                check()
+            except InvalidRequest as error:
+                raise Refused(error) from None
+        return self
+
+    def _check_template(self) -> None:
+        allowed = gateway_settings().request_chat_templates
+        if self.chat_template is not None and not allowed:
+            raise UnsupportedField(
+                "This server accepts no chat templates from requests.", param="chat_template"
+            )
+        check_template_kwargs(self.chat_template_kwargs or {})
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise InvalidRequest(
+                    "continue_final_message and add_generation_prompt can't be used together.",
+                    param="continue_final_message",
+                )
+            self.add_generation_prompt = False
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise InvalidRequest(
+                "continue_final_message needs an assistant's message at the end.",
+                param="continue_final_message",
+            )
+
+    def _check_limits(self) -> None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
+
+    def _check_tools(self) -> None:
+        choice = self.tool_choice
+        if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+            raise InvalidRequest(
+                "tool_choice must be 'none', 'auto', 'required' or name a function.",
+                param="tool_choice",
+            )
+        if choice not in (None, "none") and not self.tools:
+            raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+        offered = {tool.name: (tool.type, tool.name) for tool in self.tools or ()}
+        if len(offered) != len(self.tools or ()):
+            raise InvalidRequest("Two tools have the same name.", param="tools")
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            self._check_allowed(choice, set(offered.values()))
+        elif isinstance(choice, dict) and named_tool(choice) not in offered.values():
+            raise InvalidRequest(
+                'tool_choice must be {"type": "function", "function": {"name": ...}} (or "custom" '
+                "in both places) with the name of one of the tools.",
+                param="tool_choice",
+            )
+
+    def _check_allowed(self, choice: dict[str, Any], offered: set[tuple[str, str]]) -> None:
+        try:
+            self._allowed = AllowedTools.model_validate(choice.get("allowed_tools"))
+        except ValidationError as error:
+            told = describe_validation_error(error)
+            param = f"tool_choice.allowed_tools.{told['param'] or ''}".rstrip(".")
+            raise InvalidRequest(told["message"], param=param) from None
+        if not self._allowed.named <= offered:
+            raise InvalidRequest(
+                'Each entry must be {"type": "function", "function": {"name": ...}} (or "custom" '
+                "in both places) with the name of one of the tools.",
+                param="tool_choice.allowed_tools.tools",
+            )
+
+    @property
+    def named_function(self) -> str | None:
+        """The tool that must be called, if the client named one."""
+        named = named_tool(self.tool_choice)
+        return named[1] if named is not None else None
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must be calls."""
+        if self._allowed is not None:
+            return self._allowed.mode == "required"
+        return self.tool_choice == "required" or self.named_function is not None
+
+    @property
+    def limits_tools(self) -> bool:
+        """Whether only some of the tools may be called."""
+        return self._allowed is not None
+
+    def _is_allowed(self, tool: AnyTool) -> bool:
+        return self._allowed is None or (tool.type, tool.name) in self._allowed.named
+
+    @property
+    def tools_in_use(self) -> list[dict[str, Any]] | None:
+        """The tools to offer to the model, as functions; None when it shall call none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.shown for tool in self.tools if self._is_allowed(tool)]
+
+    @property
+    def functions_in_use(self) -> tuple[ToolFunction, ...]:
+        """The functions that the model may call."""
+        if self.tools_in_use is None:
+            return ()
+        return tuple(tool.callable for tool in self.tools or () if self._is_allowed(tool))
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Names of those whose calls hold a text instead of arguments."""
+        return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
+
+    def ignored_fields(self) -> list[str]:
+        """The older name of the limit too, where both are there and differ."""
+        older, newer = self.max_tokens, self.max_completion_tokens
+        beside = newer is not None and older not in (None, newer)
+        return sorted([*super().ignored_fields(), *(["max_tokens"] if beside else [])])
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens of an answer, if the client named a number."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """How many alternatives a token; None for no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ChatBatchRequest(ChatRequest):
+    """Several chats to answer, all with the same settings: what the batch endpoint describes.
+
+    Each conversation is checked as a `ChatRequest` of its own.
+    """
+
+    messages: Annotated[list[Messages], Field(min_length=1)]  # type: ignore[assignment]

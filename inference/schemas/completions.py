@@ -1,0 +1,159 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.schemas.base import UNSUPPORTED, Refused
+from inference.schemas.sampling import SamplingFields
+from inference.settings import gateway_settings
+
+DEFAULT_MAX_TOKENS = 16
+#: Fields of chats, which a completion can't take.
+CHAT_ONLY = (
+    "chat_template",
+    "chat_template_kwargs",
+    "messages",
+    "tools",
+    "tool_choice",
+)
+
+#: What needs a prompt's tokens.
+WITH_TOKENS_ONLY = ("echo", "suffix", "truncate_prompt_tokens")
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(SamplingFields):
+    """Prompts to complete. `prompts` is what `prompt` was, as a list."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "store": (False,)}
+
+    prompt: Any = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    echo: bool | None = False
+    suffix: str | None = None
+    add_special_tokens: bool | None = True
+    prompt_embeds: str | list[str] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self._embeds = self._split_embeds()
+            # OpenAI's SDK can't leave `prompt` out.
+            nothing = bool(self._embeds) and self.prompt in (None, "", [])
+            self._prompts = [] if nothing else split_prompts(self.prompt)
+            self._check_fields()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def _check_fields(self) -> None:
+        if self.suffix:
+            self._check_suffix()
+        for name in CHAT_ONLY:
+            if (self.model_extra or {}).get(name) is not None:
+                raise UnsupportedField(f"A completion has no '{name}'.", param=name)
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
+        name = "best_of" if (self.best_of or 1) > (self.n or 1) else "n"
+        choices = (len(self._embeds) + len(self._prompts)) * (getattr(self, name) or 1)
+        limit = gateway_settings().max_choices
+        if choices > limit:
+            raise InvalidRequest(
+                f"A request may ask for at most {limit} outputs, over all its prompts.",
+                param=name,
+            )
+
+    def _split_embeds(self) -> list[str]:
+        """`prompt_embeds` as a list. Raises `InvalidRequest` for what doesn't go with them."""
+        given = self.prompt_embeds
+        found = [given] if isinstance(given, str) else given or []
+        limit = gateway_settings().max_prompts
+        if len(found) > limit:
+            raise InvalidRequest(
+                f"prompt_embeds hold {len(found)} prompts; at most {limit} may be sent at once.",
+                param="prompt_embeds",
+            )
+        for name in WITH_TOKENS_ONLY if found else ():
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"prompt_embeds and {name} can't be used together.", param=name
+                )
+        return found
+
+    def _check_suffix(self) -> None:
+        if not isinstance(self._prompts[0], str):
+            raise InvalidRequest("suffix needs a prompt that is text.", param="suffix")
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, name):
+                raise InvalidRequest(f"suffix and {name} can't be used together.", param=name)
+
+    _prompts: list[Prompt] = []
+    _embeds: list[str] = []
+
+    @property
+    def embeds(self) -> list[str]:
+        """Prompts as vectors, each a file in base64, unchecked. They come before `prompts`."""
+        return self._embeds
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each a text or a list of (unchecked) token ids."""
+        return self._prompts
+
+    @property
+    def scores_prompt_only(self) -> bool:
+        """`echo` with `max_tokens` 0: the prompt's log probabilities are all that is wanted."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens of an output. One is made even where none is wanted."""
+        return 1 if self.scores_prompt_only else self.max_tokens
+
+
+def split_prompts(prompt: Any) -> list[Prompt]:
+    """A text, texts, token ids or lists of token ids, as a list of prompts.
+
+    Raises:
+        InvalidRequest: something else, nothing, or too many.
+    """
+    if prompt is None:
+        raise InvalidRequest(
+            "Missing required parameter: 'prompt'.",
+            param="prompt",
+            code="missing_required_parameter",
+        )
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise _wrong_type()
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty.", param="prompt")
+    if not isinstance(prompt[0], str | list):
+        return [prompt]
+    limit = gateway_settings().max_prompts
+    if len(prompt) > limit:
+        raise InvalidRequest(
+            f"prompt holds {len(prompt)} prompts; at most {limit} may be sent at once.",
+            param="prompt",
+        )
+    kind = type(prompt[0])
+    if not all(type(item) is kind for item in prompt):
+        raise _wrong_type()
+    return prompt
+
+
+def _wrong_type() -> InvalidRequest:
+    return InvalidRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists.",
+        param="prompt",
+        code="invalid_type",
+    )

@@ -1,0 +1,515 @@
+"""What endpoints answer, for the OpenAPI document. Tests hold real answers against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, RootModel
+
+
+class Answer(BaseModel):
+    """Fields that are named here are always there; more may come."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class ErrorDetail(Answer):
+    """`param`: the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    """OpenAI's error envelope."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Answer):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(Answer):
+    """Anthropic's error envelope."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None
+
+
+class TokenUsage(Answer):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CalledFunction(Answer):
+    """A function and its arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CalledCustom(Answer):
+    """A custom tool and the text that it gets."""
+
+    name: str
+    input: str
+
+
+class AnswerCall(Answer):
+    """A tool call: of a function, or of a custom tool."""
+
+    id: str
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+
+class AnswerMessage(Answer):
+    """What the model said; `reasoning_content` is the same as `reasoning`."""
+
+    role: str
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnswerCall] | None = None
+
+
+class ChatChoice(Answer):
+    """One of `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatCompletion(Answer):
+    """A chat completion in one body."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+
+
+class CompletionChoice(Answer):
+    """One of the completions."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class Completion(Answer):
+    """Completions in one body."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+
+
+class Model(Answer):
+    """A model that the caller may use."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+    tasks: list[str] | None
+
+
+class ModelList(Answer):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class InputTokens(Answer):
+    """What a response's input would take."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class StoredFileObject(Answer):
+    """A file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+
+
+class Deleted(Answer):
+    """What was deleted."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class Page(Answer):
+    """One page of a list."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FilePage(Page):
+    """Files."""
+
+    data: list[StoredFileObject]
+
+
+class RequestCounts(Answer):
+    """A batch's progress."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(Answer):
+    """A batch."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchPage(Page):
+    """Batches."""
+
+    data: list[BatchObject]
+
+
+class ResponseObject(Answer):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    previous_response_id: str | None
+    usage: dict[str, Any] | None
+
+
+class ChatCompletionPage(Page):
+    """Stored chat completions."""
+
+    data: list[ChatCompletion]
+
+
+class ItemPage(Page):
+    """Input items, or messages."""
+
+    data: list[dict[str, Any]]
+
+
+class AnthropicMessage(Answer):
+    """A message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: dict[str, Any]
+
+
+class TokenCount(Answer):
+    """How many tokens a conversation has."""
+
+    input_tokens: int
+
+
+class Tokens(Answer):
+    """A text in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answer):
+    """Tokens as a text."""
+
+    prompt: str
+
+
+class TokensChoice(Answer):
+    """One output in token ids."""
+
+    index: int
+    finish_reason: str | None
+    token_ids: list[int]
+    logprobs: dict[str, Any] | None
+
+
+class TokensOut(Answer):
+    """Outputs in token ids."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    usage: TokenUsage
+
+
+class Rendered(Answer):
+    """What would run."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+
+
+class RenderedPrompts(RootModel[list[Rendered]]):
+    """What would run, of each prompt."""
+
+
+class Texts(Answer):
+    """The prompt with each output."""
+
+    text: list[str]
+
+
+class Judgement(Answer):
+    """Of one text."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+
+
+class Moderation(Answer):
+    """What a classifier says of texts."""
+
+    id: str
+    model: str
+    results: list[Judgement]
+
+
+class PooledList(Answer):
+    """What the model made of each text."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    model: str
+    usage: dict[str, Any]
+
+
+class Ranking(Answer):
+    """Documents, the best first."""
+
+    results: list[dict[str, Any]]
+
+
+# -- Answers of what is kept, as the document tells of them: conversations, uploads, compactions.
+
+
+class ConversationObject(Answer):
+    """A conversation."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationItem(Answer):
+    """An item."""
+
+    id: str
+    type: str
+
+
+class UploadObject(Answer):
+    """An upload, with its file once that is made."""
+
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled"]
+    file: StoredFileObject | None
+
+
+class UploadPartObject(Answer):
+    """A part."""
+
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
+
+
+class MessageBatchObject(Answer):
+    """A batch of messages."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: dict[str, int]
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    results_url: str | None
+
+
+class MessageBatchPage(Answer):
+    """Batches of messages."""
+
+    data: list[MessageBatchObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedMessageBatch(Answer):
+    """A batch that was deleted."""
+
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+class Compaction(Answer):
+    """A conversation made short."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+# -- What the endpoints answer that are about the service: health, load, operators' commands.
+
+
+class Bucket(Answer):
+    """What was used in a span of time, a result a group."""
+
+    object: Literal["bucket"]
+    start_time: int
+    end_time: int
+    results: list[dict[str, Any]]
+
+
+class Report(Answer):
+    """A page of buckets, the oldest first."""
+
+    object: Literal["page"]
+    data: list[Bucket]
+    has_more: bool
+    next_page: str | None
+
+
+class Health(Answer):
+    """The installation's health. Insiders see more than the status."""
+
+    status: Literal["ok", "unhealthy"]
+    reasons: list[str] = []
+    warnings: list[str] = []
+    models: dict[str, Any] = {}
+
+
+class Status(Answer):
+    """This process answers."""
+
+    status: Literal["ok"]
+
+
+class Version(Answer):
+    """The version of Quire."""
+
+    version: str
+
+
+class Told(Answer):
+    """What each replica said to a command; `status` and `success` are vLLM's words for it."""
+
+    ok: bool
+    replicas: dict[str, Any]
+    status: str | None = None
+    success: bool | None = None
+
+
+class IsSleeping(Answer):
+    """Whether any replica sleeps, and each of them."""
+
+    is_sleeping: bool
+    replicas: dict[str, bool]
+
+
+class IsPaused(Answer):
+    """Whether any replica is paused, and each of them."""
+
+    is_paused: bool
+    replicas: dict[str, bool]
+
+
+class Load(Answer):
+    """Requests that run or wait."""
+
+    server_load: int
+    replicas: dict[str, Any]
+
+
+class ServerInfo(Answer):
+    """What runs here."""
+
+    version: str
+    gateway: dict[str, Any]
+    replicas: dict[str, Any]

@@ -1,0 +1,323 @@
+"""Sampling fields of both endpoints, OpenAI's and vLLM's, and how they become `SamplingParams`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import (
+    MAX_LOGIT_BIAS,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
+from engine.contract.structured_outputs import StructuredOutputsParams
+from inference.errors import UnsupportedField, renamed
+from inference.schemas.base import GenerateRequest
+
+# -- Fields that say what an output must look like: OpenAI's, vLLM's, and vLLM's older ones.
+
+
+_FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+#: There is one backend; these names mean it.
+_BACKENDS = ("auto", "guidance", "llguidance")
+_OLD = ("json", "regex", "choice", "grammar", "json_object")
+_KNOWN = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the output must look like, and the client's names of what said so.
+
+    Attributes:
+        params: None for anything.
+        source: the client's field, "" for none.
+        names: names in `params`' errors -> the client's.
+    """
+
+    params: StructuredOutputsParams | None = None
+    source: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+
+
+class StructuredFields(BaseModel):
+    """At most one of the fields may name a form."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+
+    def constraint(self) -> Constraint:
+        """The form that the fields name.
+
+        Raises:
+            InvalidRequest: more than one, or a bad one, by the name of the client's field.
+        """
+        found = [*self._formats(), *self._structured(), *self._guided()]
+        if len(found) > 1:
+            shown = " and ".join(source for source, _, _ in found)
+            raise InvalidRequest(
+                f"Only one field may say what the output looks like; got {shown}.",
+                param=found[1][0],
+            )
+        self._check_options()
+        if not found:
+            return Constraint()
+        source, names, values = found[0]
+        names = {"structured_outputs": source, **names}
+        try:
+            return Constraint(StructuredOutputsParams(**values), source, names)
+        except InvalidRequest as error:
+            raise renamed(error, names) from None
+
+    def _formats(self) -> list[_Form]:
+        given = self.response_format
+        kind = None if given is None else given.get("type")
+        if given is None or kind == "text":
+            return []
+        if not isinstance(kind, str) or kind not in _FORMATS:
+            raise InvalidRequest(
+                f"response_format.type must be one of text, {', '.join(_FORMATS)}.",
+                param="response_format.type",
+            )
+        return [("response_format", *_FORMATS[kind](given))]
+
+    def _structured(self) -> list[_Form]:
+        given = self.structured_outputs
+        if given is None:
+            return []
+        for key in given:
+            if key not in _KNOWN:
+                name = f"structured_outputs.{key[:50]}"
+                raise UnsupportedField(f"'{name}' is not supported.", param=name)
+        values = {key: value for key, value in given.items() if value is not None}
+        tag = values.get("structural_tag")
+        if isinstance(tag, dict):
+            values["structural_tag"] = json.dumps(tag)
+        return [("structured_outputs", {}, values)]
+
+    def _guided(self) -> list[_Form]:
+        forms: list[_Form] = []
+        for kind in _OLD:
+            name, value = f"guided_{kind}", getattr(self, f"guided_{kind}")
+            if value is None or value is False:
+                continue
+            names = {f"structured_outputs.{kind}": name}
+            values = {kind: value}
+            if self.guided_whitespace_pattern is not None:
+                pattern = "whitespace_pattern"
+                names[f"structured_outputs.{pattern}"] = f"guided_{pattern}"
+                values[pattern] = self.guided_whitespace_pattern
+            forms.append((name, names, values))
+        return forms
+
+    def _check_options(self) -> None:
+        backend = self.guided_decoding_backend
+        if backend is not None and backend not in _BACKENDS:
+            raise UnsupportedField(
+                f"guided_decoding_backend must be one of {', '.join(_BACKENDS)}.",
+                param="guided_decoding_backend",
+            )
+        guided = self.guided_json is not None or self.guided_json_object
+        if self.guided_whitespace_pattern is not None and not guided:
+            raise InvalidRequest(
+                "guided_whitespace_pattern needs guided_json or guided_json_object.",
+                param="guided_whitespace_pattern",
+            )
+
+
+#: The client's field, its names for ours, and the values for `StructuredOutputsParams`.
+_Form = tuple[str, dict[str, str], dict[str, Any]]
+
+
+def _json_schema(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    place = "response_format.json_schema"
+    body = given.get("json_schema")
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"{place} must be an object with name and schema.", param=place)
+    name, schema, strict = body.get("name"), body.get("schema"), body.get("strict")
+    if not isinstance(name, str) or not _FORMAT_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{place}.name must be 1 to 64 letters, digits, '_' or '-'.", param=f"{place}.name"
+        )
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequest(f"{place}.strict must be true or false.", param=f"{place}.strict")
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{place}.schema must be an object.", param=f"{place}.schema")
+    values = {
+        "json": schema,
+        "disable_additional_properties": bool(strict),
+    }
+    return {"structured_outputs.json": f"{place}.schema"}, values
+
+
+def _json_object(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    return {}, {"json_object": True}
+
+
+def _structural_tag(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    tag = {key: value for key, value in given.items() if key != "type"}
+    names = {"structured_outputs.structural_tag": "response_format"}
+    return names, {"structural_tag": json.dumps(tag)}
+
+
+_FORMATS: dict[str, Callable[[dict[str, Any]], tuple[dict[str, str], dict[str, Any]]]] = {
+    "json_object": _json_object,
+    "json_schema": _json_schema,
+    "structural_tag": _structural_tag,
+}
+
+
+#: Defaults that a model's generation_config.json may bring.
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def _few_biases(given: Any) -> Any:
+    """Before each entry is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
+        raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.")
+    return given
+
+
+class SamplingFields(StructuredFields, GenerateRequest):
+    """Ranges are `SamplingParams`' business; here are types alone. None: not given."""
+
+    n: int | None = 1
+    best_of: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = False
+    max_tokens: int | None = None
+    min_tokens: int | None = 0
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
+    include_stop_str_in_output: bool | None = False
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool | None = False
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    repetition_detection: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
+    allowed_token_ids: list[int] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    def sampling_params(
+        self,
+        defaults: dict[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None,
+    ) -> SamplingParams:
+        """With the model's own defaults for what the client left out.
+
+        Raises:
+            InvalidRequest: with the field's name.
+        """
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs are not available when stream is true.", param="prompt_logprobs"
+            )
+        values: dict[str, Any] = {
+            name: defaults[name]
+            for name in MODEL_DEFAULTS
+            if defaults.get(name) is not None and getattr(self, name) is None
+        }
+        for name in _PASSED_ON:
+            value = getattr(self, name)
+            if value is not None:
+                values[name] = value
+        if self.repetition_detection is not None:
+            values["repetition_detection"] = _repetition_detection(self.repetition_detection)
+        if self.vllm_xargs:
+            values["extra_args"] = self.vllm_xargs
+        if self.logit_bias:
+            values["logit_bias"] = _logit_bias(self.logit_bias)
+        if self.logprob_token_ids is not None:
+            if logprobs is None:
+                raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
+            # They come in place of the likeliest tokens, however many of those were asked for.
+            values["logprob_token_ids"] = list(dict.fromkeys(self.logprob_token_ids))
+            logprobs = None
+        try:
+            return SamplingParams(
+                **values,
+                max_tokens=max_tokens,
+                logprobs=logprobs,
+                structured_outputs=structured_outputs,
+            )
+        except InvalidRequest as error:
+            raise renamed(error, {"extra_args": "vllm_xargs"}) from None
+
+
+#: Fields that become others, or that only say how a prompt is cut.
+_CONVERTED = (
+    "max_tokens",
+    "logit_bias",
+    "repetition_detection",
+    "logprob_token_ids",
+    "truncation_side",
+    "vllm_xargs",
+)
+#: Fields that `SamplingParams` takes under the same name.
+_PASSED_ON = tuple(
+    name
+    for name in SamplingFields.model_fields
+    if name not in GenerateRequest.model_fields
+    and name not in StructuredFields.model_fields
+    and name not in _CONVERTED
+)
+
+
+def _repetition_detection(given: dict[str, Any]) -> RepetitionDetectionParams:
+    """The object's fields, by name."""
+    for name in given:
+        if name not in RepetitionDetectionParams.__struct_fields__:
+            path = f"repetition_detection.{name[:50]}"
+            raise UnsupportedField(f"'{path}' is not supported.", param=path)
+    return RepetitionDetectionParams(**given)
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """String keys to token ids."""
+    if len(given) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.",
+            param="logit_bias",
+        )
+    wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) <= 10)]
+    if wrong:
+        shown = ", ".join(repr(key[:50]) for key in wrong[:5])
+        raise InvalidRequest(
+            f"logit_bias has the keys {shown}, which aren't token ids."
+            if len(wrong) > 1
+            else f"logit_bias has the key {shown}, which isn't a token id.",
+            param="logit_bias",
+        )
+    return {int(key): bias for key, bias in given.items()}

@@ -1,0 +1,172 @@
+"""Tools that a chat offers, and which of them may be called, as far as the model isn't needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from engine.contract.errors import InvalidRequest
+from inference.parsers.custom_tools import parameters, shown_function
+from inference.parsers.tool_grammar import ToolFunction, escaped, of_regex
+from inference.schemas.base import Refused
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+MAX_TOOLS = 128
+#: Of a custom tool's grammar, in characters.
+MAX_DEFINITION = 65_536
+
+
+def _checked_name(name: str) -> str:
+    if not TOOL_NAME.fullmatch(name):
+        raise ValueError("must be 1 to 64 letters, digits, '_', '-' or '.'.")
+    return name
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    _name = field_validator("name")(_checked_name)
+
+    @field_validator("parameters")
+    @classmethod
+    def _of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None and parameters.get("type", "object") != "object":
+            raise ValueError("must be the schema of an object.")
+        return parameters
+
+
+class Tool(BaseModel):
+    """A function."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @property
+    def name(self) -> str:
+        """What it's called by."""
+        return self.function.name
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As chat templates show it."""
+        return self.model_dump(exclude_unset=True)
+
+    @property
+    def callable(self) -> ToolFunction:
+        """As parsers and grammars know it."""
+        spec = self.function
+        return ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
+
+
+class CustomGrammar(BaseModel):
+    """What a custom tool's input must be. `syntax` of the definition: Lark, or Rust's regex."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION)]
+    syntax: Literal["lark", "regex"]
+
+    @property
+    def lark(self) -> str:
+        """The grammar in Lark."""
+        return self.definition if self.syntax == "lark" else of_regex(self.definition)
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> Self:
+        try:
+            escaped(self.lark)
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+
+class CustomFormat(BaseModel):
+    """The form of a custom tool's input: any text, or one of a grammar."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if (self.type == "grammar") != (self.grammar is not None):
+            raise ValueError("grammar goes with the type 'grammar', which needs it.")
+        return self
+
+
+class CustomDefinition(BaseModel):
+    """A tool whose input is one text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    _name = field_validator("name")(_checked_name)
+
+
+class CustomTool(BaseModel):
+    """A custom tool."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @property
+    def name(self) -> str:
+        """What it's called by."""
+        return self.custom.name
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As chat templates show it: models know functions alone."""
+        return shown_function(self.custom.name, self.custom.description)
+
+    @property
+    def callable(self) -> ToolFunction:
+        """As parsers and grammars know it."""
+        form = self.custom.format
+        lark = form.grammar.lark if form is not None and form.grammar is not None else ""
+        return ToolFunction(self.name, parameters(), strict=bool(lark), grammar=lark)
+
+
+AnyTool = Annotated[Tool | CustomTool, Field(discriminator="type")]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
+
+
+def named_tool(choice: Any) -> tuple[str, str] | None:
+    """Type and name of the tool that a `tool_choice`, or an entry of one, names."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in ("function", "custom"):
+        return None
+    tool = choice.get(kind)
+    name = tool.get("name") if isinstance(tool, dict) else None
+    return (kind, name) if isinstance(name, str) else None
+
+
+class AllowedTools(BaseModel):
+    """Of all tools, those that may be called now. `mode`: whether one of them must be."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def named(self) -> frozenset[tuple[str, str] | None]:
+        """Types and names; None for an entry that names no tool."""
+        return frozenset(map(named_tool, self.tools))

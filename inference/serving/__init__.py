@@ -1,0 +1,1 @@
+"""An output stream as a response."""

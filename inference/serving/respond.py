@@ -1,0 +1,275 @@
+"""What the generating endpoints share: parsing, headers, waiting for a stream's first token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from common.db import in_db_thread
+from engine.contract.errors import QuireError
+from inference.engine_client.client import get_engine_client
+from inference.engine_client.fleet import Replica
+from inference.engine_client.queue_limit import Load
+from inference.errors import as_quire_error, report
+from inference.loop.fair_dispatch import beside_loop
+from inference.loop.offload import beside
+from inference.request.job import Job
+from inference.schemas.base import GenerateRequest, Refused
+from inference.serving.stream import DONE as DONE
+from inference.serving.stream import HEARTBEAT as HEARTBEAT
+from inference.serving.stream import StreamWriter as StreamWriter
+from inference.serving.stream import numbered
+from inference.settings import gateway_settings
+from inference.web.authentication import is_insider
+from inference.web.responses import EventStreamResponse, LastChunk
+from inference.web.views import GatewayRequest, json_response
+from metering.access import Admission, rate_limit_headers
+from storage.ownership import check_answers, is_known
+from tenants.authentication import Caller
+
+# -- Load reports by ORCA, for a balancer in front: the header `endpoint-load-metrics`, as vLLM's.
+#
+# https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
+
+
+ASKED_BY = "HTTP_ENDPOINT_LOAD_METRICS_FORMAT"
+
+
+async def report_load(request: GatewayRequest, response: HttpResponseBase, model: str) -> None:
+    """Add the header to a whole answer whose client asked for it and may read `/metrics`: load is
+    all tenants'. A format that isn't known gets none.
+    """
+    form = request.META.get(ASKED_BY, "").upper()
+    if form not in ("TEXT", "JSON") or response.streaming or not await is_insider(request):
+        return
+    report = load_report(form, get_engine_client().fleet.of_model(model))
+    response["endpoint-load-metrics"] = report
+
+
+def load_report(form: str, replicas: Iterable[Replica]) -> str:
+    """The header's value, in the format "TEXT" or "JSON", of a model's replicas."""
+    ready = [replica for replica in replicas if replica.ready]
+    usage = sum(replica.heartbeat.stats.kv_cache_usage_perc for replica in ready)
+    figures = {
+        "kv_cache_usage_perc": usage / len(ready) if ready else 0.0,
+        "num_requests_waiting": float(Load.of(ready).waiting),
+    }
+    if form == "JSON":
+        return f"JSON {msgspec.json.encode({'named_metrics': figures}).decode()}"
+    return f"TEXT {', '.join(f'named_metrics.{name}={value}' for name, value in figures.items())}"
+
+
+# -- What respond.py takes from inference.api.batches.views.
+
+
+def usage_object(counts: dict[str, int]) -> dict[str, Any]:
+    """Token counts in the Responses API's words, as OpenAI's batches have them."""
+    return {
+        "input_tokens": counts.get("input", 0),
+        "input_tokens_details": {"cached_tokens": counts.get("cached", 0)},
+        "output_tokens": counts.get("output", 0),
+        "output_tokens_details": {"reasoning_tokens": counts.get("reasoning", 0)},
+        "total_tokens": counts.get("input", 0) + counts.get("output", 0),
+    }
+
+
+MAX_IGNORED_CHARS = 1024
+
+R = TypeVar("R", bound=GenerateRequest)
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
+N_contra = TypeVar("N_contra", contravariant=True)
+
+_encode = msgspec.json.Encoder().encode
+
+
+def parse(schema: type[R], body: dict[str, Any]) -> R:
+    """The body as a checked request.
+
+    Raises:
+        InvalidRequest, pydantic.ValidationError: both become 400 with the field's name.
+    """
+    try:
+        return schema.model_validate(body)
+    except Refused as refusal:
+        raise refusal.error from None
+
+
+async def parse_beside(schema: type[R], body: dict[str, Any]) -> R:
+    """The same, without holding up others while a large body is checked."""
+    return await beside(parse, schema, body)
+
+
+class Admitted(Protocol):
+    """What was let in."""
+
+    @property
+    def job(self) -> Job:
+        """What is generated, for whom."""
+
+    @property
+    def admission(self) -> Admission:
+        """What the limits said."""
+
+
+class Source(Admitted, Protocol[N_co]):
+    """What runs: a `Generation`, whose news are increments, or a `ChatTurn`, whose are deltas."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has its end."""
+
+    async def next(self, wait_s: float | None = None) -> Sequence[N_co]:
+        """What is new; [] after `wait_s` seconds without anything."""
+
+    def release(self) -> None:
+        """Abort what runs and settle, once. Any thread."""
+
+
+class Answer(Protocol[N_contra]):
+    """Collects one endpoint's whole answer."""
+
+    def take(self, news: N_contra) -> None:
+        """Add what is new."""
+
+    def body(self) -> dict[str, Any]:
+        """The answer, when all is there."""
+
+
+async def respond(
+    source: Source[N],
+    ignored: list[str],
+    *,
+    writer: Callable[[], StreamWriter[N]],
+    answer: Callable[[], Answer[N]],
+) -> HttpResponseBase:
+    """What runs as a response, in the form that its client asked for.
+
+    Raises: what the engine or the gateway refuses or fails with before the first byte. The source
+    is released in any case.
+    """
+    response: HttpResponseBase
+    try:
+        if source.job.stream:
+            response = await stream_response(source, writer())
+        else:
+            whole = answer()
+            await collect(source, whole.take)
+            outputs = len(source.job.prompts) * source.job.sampling.num_sequences
+            body = await beside_loop(outputs, lambda: _encode(whole.body()))
+            response = json_response(body)
+    except BaseException:
+        source.release()
+        raise
+    add_headers(response, source, ignored)
+    return response
+
+
+async def stream_response(source: Source[N], writer: StreamWriter[N]) -> EventStreamResponse:
+    """A response that streams what runs.
+
+    Waits for the first news, but not for ever: until then errors are HTTP errors.
+    """
+    first = await source.next(gateway_settings().stream_start_wait_s)
+    events = stream_events(source, writer, first)
+    return EventStreamResponse(events, source.release, writer.content_type)
+
+
+async def stream_events(
+    source: Source[N], writer: StreamWriter[N], news: Sequence[N]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream, beginning with news that are there already."""
+    writer = numbered(source, writer)
+    heartbeat_s = gateway_settings().sse_heartbeat_s or None
+    written_at = time.monotonic()
+    try:
+        chunk = writer.begin() + writer.write(news)
+        while not source.finished:
+            if chunk:
+                yield chunk
+                written_at = time.monotonic()
+            news = await source.next(heartbeat_s)
+            chunk = writer.write(news) if news else b""
+            # Often tokens come, but none that the client sees: pieces of a character or a stop.
+            if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
+                chunk = writer.heartbeat
+        yield LastChunk(chunk + writer.end())
+    except Exception as error:
+        # The status line is long gone: the error is the stream's last event, without a [DONE].
+        report(error, source.job.request_id)
+        yield LastChunk(writer.error(as_quire_error(error)))
+    finally:
+        source.release()
+
+
+async def collect(source: Source[N], take: Callable[[N], None]) -> None:
+    """Run to the end."""
+    while not source.finished:
+        for news in await source.next():
+            take(news)
+
+
+def add_headers(response: HttpResponseBase, source: Admitted, ignored: list[str]) -> None:
+    """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, the model in
+    whose place another one does, and the fields that were not understood.
+    """
+    for name, value in rate_limit_headers(source.admission).items():
+        response[name] = value
+    if (adapter := source.job.served.adapter) is not None:
+        response["x-quire-adapter"] = adapter.digest
+    if source.job.served.in_place_of:
+        response["x-quire-in-place-of"] = source.job.served.in_place_of
+    name_ignored(response, ignored)
+
+
+def name_ignored(response: HttpResponseBase, ignored: list[str]) -> None:
+    """`x-quire-ignored-fields`: the fields that were not understood."""
+    if ignored:
+        names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
+        safe = "".join(char if char.isprintable() else "?" for char in names)
+        response["x-quire-ignored-fields"] = safe[:MAX_IGNORED_CHARS]
+
+
+# -- A stream whose answer is kept before its last event leaves: who has read it can ask for it.
+
+
+async def check_room(caller: Caller) -> None:
+    """Raise `StorageFull` (413) when the tenant has no room for an answer; before it's made."""
+    if not is_known(caller.tenant_id):
+        await in_db_thread(check_answers, caller.tenant_id)
+
+
+class Keeping(Protocol):
+    """A stream writer that has the whole answer in the end."""
+
+    @property
+    def final(self) -> dict[str, Any] | None:
+        """The answer, once its last event is written."""
+
+    def error(self, error: QuireError) -> bytes:
+        """The stream's last event when something failed."""
+
+
+async def kept_events(
+    source: Source[N],
+    writer: StreamWriter[N],
+    news: Sequence[N],
+    answer: Keeping,
+    keep: Callable[[dict[str, Any]], Awaitable[None]],
+) -> AsyncGenerator[bytes, None]:
+    """`stream_events`, with `keep` before what comes last. What can't be kept is an error."""
+    async with aclosing(stream_events(source, writer, news)) as events:
+        async for chunk in events:
+            if answer.final is not None:
+                try:
+                    await keep(answer.final)
+                except Exception as error:
+                    report(error, source.job.request_id)
+                    yield answer.error(as_quire_error(error))
+                    return
+            yield chunk

@@ -1,0 +1,249 @@
+"""A stream's events with ids, and without those that its client has already."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from engine.contract.errors import QuireError
+from inference.errors import encode_error
+from inference.generation.generation import Generation
+from inference.generation.output import Increment
+from inference.generation.record import answer_metrics
+from inference.request.job import Usage
+from inference.request.position import MAX_OUTPUTS, Position
+from inference.web.responses import EVENT_STREAM
+
+# -- Chunks of a stream as bytes: what doesn't change is encoded once.
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkEncoder:
+    """Encodes one stream's chunks. The frequent one, text alone, is three joined pieces."""
+
+    def __init__(
+        self, head: dict[str, Any], generation: Generation, *, usage: bool, continuous: bool
+    ) -> None:
+        """`head`: id, object, created, model, fingerprint. `usage`: a `usage` field on each."""
+        self._head, self._generation = head, generation
+        self._usage, self._continuous = usage, continuous
+        # `{"id":...,"choices":[` with the closing brace of the head cut off.
+        self._start = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._texts: dict[int, tuple[bytes, bytes]] = {}
+
+    def choice(self, choice: dict[str, Any]) -> bytes:
+        """A chunk with one choice."""
+        return self._start + _encode(choice) + self._tail()
+
+    def first(self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
+        """A chunk with one choice, before any token: the prompt's are all that is used so far."""
+        chunk: dict[str, Any] = {
+            **self._head,
+            "prompt_token_ids": prompt_token_ids,
+            "choices": [choice],
+        }
+        if self._usage:
+            used = Usage(prompt_tokens=self._generation.usage.prompt_tokens)
+            chunk["usage"] = used.as_openai() if self._continuous else None
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    def text(
+        self, index: int, text: str, template: Callable[[int], dict[str, Any]], place: str
+    ) -> bytes:
+        """The same, where only the text differs: `place` is where the encoded template has it."""
+        parts = self._texts.get(index)
+        if parts is None:
+            before, _, after = _encode(template(index)).partition(place.encode())
+            parts = self._texts[index] = (self._start + before, after)
+        return parts[0] + _encode(text) + parts[1] + self._tail()
+
+    def _tail(self) -> bytes:
+        if not self._continuous:
+            return self._end
+        return b'],"usage":' + _encode(self._generation.usage.as_openai()) + b"}\n\n"
+
+    def final_usage(self) -> bytes:
+        """The chunk after the last choice: the whole usage and no choices; b"" if not asked for."""
+        if not self._usage:
+            return b""
+        usage = _encode(self._generation.usage.as_openai())
+        metrics = answer_metrics(self._generation.flights)
+        told = b"," + _encode(metrics)[1:-1] if metrics else b""
+        return self._start + b'],"usage":' + usage + told + b"}\n\n"
+
+
+# -- What writes one endpoint's stream.
+
+
+#: A comment, and no blank line: behind an event with an id, OpenAI's and Anthropic's clients take
+#: a blank line for an event without data, and fail on it.
+HEARTBEAT = b": keep-alive\n"
+DONE = b"data: [DONE]\n\n"
+
+N = TypeVar("N")
+
+
+class StreamWriter(ABC, Generic[N]):
+    """Writes one endpoint's events.
+
+    Attributes:
+        heartbeat: what is written after a while without a token.
+        content_type: of the response.
+    """
+
+    heartbeat: bytes = HEARTBEAT
+    content_type: str = EVENT_STREAM
+
+    def begin(self) -> bytes:
+        """What comes before the first token; b"" for nothing."""
+        return b""
+
+    @abstractmethod
+    def write(self, news: Iterable[N]) -> bytes:
+        """Events for what is new; b"" for none."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """What comes after the last token."""
+
+    def renumber(self, events: int) -> None:
+        """The client has so many events: for those that carry numbers of their own."""
+
+    def error(self, error: QuireError) -> bytes:
+        """The stream's last event when the generation failed in the middle."""
+        return b"event: error\ndata: " + encode_error(error) + b"\n\n"
+
+
+END = b"\n\n"
+
+
+def numbered(source: Any, writer: StreamWriter[Any]) -> StreamWriter[Any]:
+    """The same writer with an id on each event; itself where a stream can't be gone on with.
+
+    `source`: a `Generation`, or what has one.
+    """
+    generation: Generation = getattr(source, "generation", source)
+    outputs = sum(map(len, generation.outputs))
+    if outputs > MAX_OUTPUTS or writer.content_type != EVENT_STREAM:  # lines have no ids
+        return writer
+    return NumberedWriter(generation, writer)
+
+
+class NumberedWriter(StreamWriter[Any]):
+    """Writes what another writer writes, event by event.
+
+    Of a stream that is gone on with, the first news are what the client has; the writer hears of
+    them and its events are dropped. See `Generation.take_up`.
+    """
+
+    def __init__(self, generation: Generation, writer: StreamWriter[Any]) -> None:
+        self._writer, self._generation = writer, generation
+        self.heartbeat, self.content_type = writer.heartbeat, writer.content_type
+        self._stream = generation.job.request_id.encode()
+        self._choices = generation.job.sampling.num_sequences
+        self._counts = [0] * sum(map(len, generation.outputs))
+        self._ended = [False] * len(self._counts)
+        self._told = b",".join([b"0"] * len(self._counts))
+        self._events = 0
+        self._from: Position | None = generation.resumed_from
+        self._silent = generation.has_told_tokens
+
+    def begin(self) -> bytes:
+        """What comes before the first token."""
+        events = _events_of(self._writer.begin())
+        position = self._from
+        if position is None or position.phase == "b":
+            skip = position.done if position else 0
+            self._from = None
+            return self._phase(b"b", events, skip)
+        self._events = position.events - position.part
+        self._writer.renumber(self._events)
+        if position.phase == "" and not position.part and not self._silent:
+            self._from = None
+        return b""
+
+    def write(self, news: Iterable[Any]) -> bytes:
+        """Events of what is new."""
+        if not self._silent:
+            return b"".join([self._write(delta) for delta in news])
+        self._silent = False
+        for delta in news:
+            self._writer.write([delta])
+            self._count(getattr(delta, "increment", delta), delta.finish_reason)
+        if self._from is not None:
+            self._writer.renumber(self._events)
+            if not self._from.part and self._from.phase == "":
+                self._from = None
+        return b""
+
+    def _write(self, delta: Any) -> bytes:
+        increment: Increment = getattr(delta, "increment", delta)
+        place, before = self._count(increment, delta.finish_reason)
+        chunk = self._writer.write([delta])
+        if not chunk:
+            return b""
+        if self._from is None and chunk.find(END) == len(chunk) - 2:
+            self._events += 1
+            return b"id: %b:%d:%b\n%b" % (self._stream, self._events, self._told, chunk)
+        return self._several(_events_of(chunk), place, before)
+
+    def _several(self, events: list[bytes], place: int, before: int) -> bytes:
+        """Events that tell of the same tokens; an id in their middle says how many there were."""
+        skip = self._from.part if self._from is not None else 0
+        self._from = None
+        out, last = [], len(events)
+        for number, event in enumerate(events, start=1):
+            self._events += 1
+            if number <= skip:
+                continue
+            part = b"" if number == last else b":%d.%d.%d" % (place, before, number)
+            out.append(
+                b"id: %b:%d:%b%b\n%b" % (self._stream, self._events, self._told, part, event)
+            )
+        return b"".join(out)
+
+    def _count(self, increment: Increment, finish_reason: str | None) -> tuple[int, int]:
+        """Note an output's tokens: its place, and how many were told before."""
+        place = increment.number * self._choices + increment.index
+        before = self._counts[place]
+        output = self._generation.outputs[increment.number][increment.index]
+        self._counts[place] = output.num_tokens
+        self._ended[place] = finish_reason is not None
+        if len(self._counts) == 1:  # as nearly always
+            self._told = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
+        else:
+            told = zip(self._counts, self._ended, strict=True)
+            self._told = b",".join([b"%d." % n if ended else b"%d" % n for n, ended in told])
+        return place, before
+
+    def end(self) -> bytes:
+        """What comes after the last token."""
+        position = self._from
+        skip = position.done if position is not None and position.phase == "e" else 0
+        if skip:
+            self._events -= skip
+            self._writer.renumber(self._events)
+        return self._phase(b"e", _events_of(self._writer.end()), skip)
+
+    def _phase(self, phase: bytes, events: list[bytes], skip: int) -> bytes:
+        out = []
+        for number, event in enumerate(events, start=1):
+            self._events += 1
+            if number > skip:
+                told = (self._stream, self._events, phase, number, event)
+                out.append(b"id: %b:%d:%b%d\n%b" % told)
+        return b"".join(out)
+
+    def error(self, error: QuireError) -> bytes:
+        """The stream's last event when it failed. Without an id: what was before it counts."""
+        return self._writer.error(error)
+
+
+def _events_of(chunk: bytes) -> list[bytes]:
+    return [event + END for event in chunk.split(END)[:-1]]

@@ -1,1 +1,0 @@
-"""Token ids in, token ids out; and what turns requests into them."""

@@ -1,1 +1,0 @@
-"""`/v1/uploads`: files that come in parts."""

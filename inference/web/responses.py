@@ -1,0 +1,187 @@
+"""DRF's content negotiation, remembered by header: clients send the same few again and again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from django.http import HttpRequest, StreamingHttpResponse
+from rest_framework import exceptions
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.parsers import JSONParser
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedMediaType
+
+_negotiator = DefaultContentNegotiation()
+
+
+class EventStreamRenderer(BaseRenderer):
+    """Names the media type of streams for the negotiation; the stream writes itself."""
+
+    media_type = "text/event-stream"
+    format = "event-stream"
+
+    def render(self, data: Any, *_: Any, **__: Any) -> bytes:
+        """Bytes are passed through."""
+        return bytes(data)
+
+
+class PlainTextRenderer(EventStreamRenderer):
+    """Prometheus's text."""
+
+    media_type = "text/plain"
+    format = "txt"
+
+
+@lru_cache(maxsize=256)
+def _accepts(header: str, renderer_classes: tuple[type[BaseRenderer], ...]) -> bool:
+    request = SimpleNamespace(headers={"accept": header}, query_params={})
+    try:
+        _negotiator.select_renderer(request, [kind() for kind in renderer_classes])
+    except exceptions.NotAcceptable:
+        return False
+    return True
+
+
+def check_accept(header: str | None, renderer_classes: Sequence[type[BaseRenderer]]) -> None:
+    """Raise DRF's `NotAcceptable` when `Accept` excludes all media types of the endpoint."""
+    if header is None or header in ("*/*", "application/json"):
+        return
+    if not _accepts(header[:8192], tuple(renderer_classes)):
+        raise exceptions.NotAcceptable
+
+
+@lru_cache(maxsize=256)
+def _parses(content_type: str) -> bool:
+    request = SimpleNamespace(content_type=content_type)
+    return _negotiator.select_parser(request, [JSONParser()]) is not None
+
+
+def check_content_type(content_type: str) -> None:
+    """Raise DRF's `UnsupportedMediaType` unless the body is `application/json`."""
+    if content_type != "application/json" and not (
+        "*" not in content_type and content_type and _parses(content_type[:512])
+    ):
+        raise exceptions.UnsupportedMediaType(content_type[:100])
+
+
+def check_content_encoding(coding: str | None) -> None:
+    """Raise `UnsupportedMediaType` for a compressed body: nothing that grows is unpacked here."""
+    if coding and coding.strip().lower() != "identity":
+        raise UnsupportedMediaType(
+            f"Content-Encoding {coding[:100]!r} is not supported. Send the body as it is."
+        )
+
+
+JSON_ONLY = (JSONRenderer,)
+JSON_OR_EVENTS = (JSONRenderer, EventStreamRenderer)
+
+
+# -- OpenAI's lists: `after`, `limit`, `order` in the query; `data`, `has_more` in the answer.
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Which page a client asks for. `after`: the id of the last object it has."""
+
+    limit: int
+    after: str | None
+    newest_first: bool
+
+
+def paging(
+    request: HttpRequest, *, default: int, most: int, orders: Sequence[str] = ("desc", "asc")
+) -> Paging:
+    """From the query. The first of `orders` is the default. Raises `InvalidRequest`."""
+    query = request.GET
+    text = query.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        raise InvalidRequest(f"limit must be in [1, {most}], got {text[:50]!r}.", param="limit")
+    order = query.get("order", orders[0])
+    if order not in orders:
+        raise InvalidRequest(f"order must be 'asc' or 'desc', got {order[:50]!r}.", param="order")
+    return Paging(int(text), query.get("after") or None, order == "desc")
+
+
+def item_page(items: Sequence[dict[str, Any]], asked: Paging) -> dict[str, Any]:
+    """A page of items that are stored together, the oldest first. Raises `NotFound` for `after`."""
+    ordered = list(reversed(items)) if asked.newest_first else list(items)
+    if asked.after:
+        ids = [item["id"] for item in ordered]
+        if asked.after not in ids:
+            raise NotFound(f"No such item: {asked.after[:80]!r}.", param="after")
+        ordered = ordered[ids.index(asked.after) + 1 :]
+    return as_list(ordered[: asked.limit], len(ordered) > asked.limit, lambda item: item)
+
+
+def as_list(
+    rows: Sequence[Any], has_more: bool, shown: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """OpenAI's list object."""
+    data = [shown(row) for row in rows]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
+
+
+# -- What responses.py takes from inference.api.files.
+
+
+class BinaryRenderer(EventStreamRenderer):
+    """Bytes as they are; clients ask for them under several names."""
+
+    media_type = "application/octet-stream"
+    format = "bin"
+
+
+class ApplicationBinaryRenderer(BinaryRenderer):
+    """What OpenAI's SDKs ask for."""
+
+    media_type = "application/binary"
+
+
+# -- A response of server-sent events that is always cleaned up, even if nobody reads it.
+
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class LastChunk(bytes):
+    """A stream's last chunk: the end of the response can leave in the same write."""
+
+
+class EventStreamResponse(StreamingHttpResponse):
+    """Server-sent events from an asynchronous generator of whole chunks.
+
+    An asynchronous generator that was never started runs no `finally`. So `release` is called when
+    the response is closed, whichever handler serves it and however far it came, and when it's
+    forgotten: Django's own handler drops it unclosed when the client leaves while middleware has
+    it. `release` must be idempotent, must not block, and is called in any thread.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        release: Callable[[], None],
+        content_type: str = EVENT_STREAM,
+    ) -> None:
+        self._forgotten = release
+        super().__init__(events, content_type=content_type)
+        self.events = events
+        self._resource_closers.append(release)
+        self["Cache-Control"] = "no-cache"
+        # nginx would collect the stream before it passes it on.
+        self["X-Accel-Buffering"] = "no"
+
+    def __del__(self) -> None:
+        self._forgotten()

@@ -1,0 +1,240 @@
+"""The event loop of a worker process: Celery's tasks hand their work to it and return at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError
+from redis.exceptions import RedisError
+
+from common.db import in_db_thread
+from common.task_queue import NO_BROKER, send_task
+from inference.engine_client.client import close_engine_client
+from inference.generation import background
+from inference.settings import gateway_settings
+from inference.tracing import current_parent, tracing
+from metering.gateway_recovery import start_keeper, stop_keeper
+from metering.redis_scripts import close_redis_link, key, redis_link
+from metering.request_log_writer import start_writer, stop_writer
+from storage.actions import owner_of, release_lease, renew_lease
+
+# -- In which trace work was asked for that runs later: a batch, a background response.
+#
+# Kept in Redis while the work may run: where it's lost, the work's spans have no link.
+
+
+logger = logging.getLogger(__name__)
+
+#: The longest completion window, and time for what waits beyond it.
+KEEP_S = 3 * 24 * 3600
+
+
+def _name(public_id: str) -> str:
+    return key(f"origin:{public_id}")
+
+
+async def keep_origin(public_id: str) -> None:
+    """Remember the running request's span, unless the work's first one is known already."""
+    parent = current_parent()
+    if not parent:
+        return
+    try:
+        await redis_link().execute("SET", _name(public_id), parent, "NX", "EX", str(KEEP_S))
+    except RedisError as error:
+        logger.warning("The spans of %s will have no link: %s", public_id, error)
+
+
+async def origin_of(public_id: str) -> str:
+    """A `traceparent`; "" where none is known or no spans are wanted."""
+    if tracing() is None:
+        return ""
+    try:
+        found = await redis_link().execute("GET", _name(public_id))
+    except RedisError as error:
+        logger.warning("The spans of %s have no link: %s", public_id, error)
+        return ""
+    return found.decode() if found else ""
+
+
+# -- Holding a lease while working.
+
+
+def lease_seconds() -> float:
+    """A worker that is silent for so long has lost its work to whoever asks for it."""
+    return gateway_settings().lease_seconds
+
+
+class Lease:
+    """Keeps a claimed row's lease alive while the block runs, and gives it back behind it.
+
+    The block is cancelled when the lease is lost: somebody else works on the row by then.
+    """
+
+    def __init__(self, row: Any, owner: str) -> None:
+        self._row, self._owner = row, owner
+        self._lost = False
+
+    async def __aenter__(self) -> Lease:
+        self._task = asyncio.current_task()
+        self._keeper = asyncio.create_task(self._keep())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: Any) -> bool:
+        self._keeper.cancel()
+        if self._lost and self._task is not None:
+            self._task.uncancel()
+            return kind is not None and issubclass(kind, asyncio.CancelledError)
+        # Not to be cut short: until the lease has run out nobody else could go on.
+        await asyncio.shield(in_db_thread(release_lease, row=self._row, owner=self._owner))
+        return False
+
+    async def _keep(self) -> None:
+        missed, lease_s = 0.0, lease_seconds()
+        while missed < lease_s:
+            await asyncio.sleep(lease_s / 6)
+            try:
+                held = await in_db_thread(
+                    renew_lease, row=self._row, owner=self._owner, seconds=lease_s
+                )
+            except (DatabaseError, InterfaceError) as error:
+                missed += lease_s / 6
+                logger.warning("the lease of %s was not renewed: %s", self._row, error)
+                continue
+            if not held:
+                break
+            missed = 0.0
+        logger.warning("the lease of %s is lost; its work ends here", self._row)
+        self._lost = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+Runner = Callable[[str, str], Awaitable[None]]
+SETTLE_WITHIN_S = 5.0
+LOOK_EVERY_S = 0.25
+
+
+class WorkLoop:
+    """Runs work by its kind and id, each at most once at a time.
+
+    Args:
+        runners: by kind, called with the id and this worker's name.
+        limits: how many of a kind run at a time. What comes beyond stays in the database until a
+            worker has room.
+        waiting: by kind, the ids of what nobody works on, in the order of their turns. Asked when
+            a piece of work ends, so that its place isn't empty until the next sweep.
+    """
+
+    def __init__(
+        self,
+        runners: dict[str, Runner],
+        limits: dict[str, int],
+        waiting: Mapping[str, Callable[[], list[str]]] | None = None,
+    ) -> None:
+        self.owner = owner_of(os.getpid()) + uuid.uuid4().hex[:12]
+        self._runners, self._limits = runners, limits
+        self._waiting = waiting or {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="quire-work", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        start_keeper()  # a worker lets requests in too
+        start_writer()
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def start(self, kind: str, public_id: str) -> None:
+        """Begin a piece of work unless it runs here or there's no room. From any thread."""
+        if kind not in self._runners:
+            raise ValueError(f"Unknown job kind {kind!r}.")
+        self._loop.call_soon_threadsafe(self._start, kind, public_id)
+
+    def _start(self, kind: str, public_id: str) -> None:
+        name = (kind, public_id)
+        busy = sum(running == kind for running, _ in self._running)
+        if self._stopping or name in self._running or busy >= self._limits[kind]:
+            return
+        work = self._runners[kind](public_id, self.owner)
+        task = self._loop.create_task(_coroutine(work), name=f"{kind} {public_id}")
+        self._running[name] = task
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
+        self._running.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s %s failed; it's tried again", *name, exc_info=error)
+        kind = name[0]
+        if kind in self._waiting and kind not in self._looking and not self._stopping:
+            self._looking[kind] = self._loop.create_task(self._look(kind))
+
+    async def _look(self, kind: str) -> None:
+        """Start what waits. At most once in `LOOK_EVERY_S`, for all that ended meanwhile."""
+        await asyncio.sleep(LOOK_EVERY_S)
+        self._looking.pop(kind)
+        try:
+            found = await in_db_thread(self._waiting[kind])
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("what waits was not read: %s", error)
+            return
+        for public_id in found:
+            self._start(kind, public_id)
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """Cancel what runs (another worker goes on with it), settle, write what became of requests,
+        end, with every thread that this process has for letting requests in. Blocks.
+        """
+        if not self._thread.is_alive():
+            return
+        done = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        try:
+            done.result(timeout_s)
+        except TimeoutError:
+            logger.warning("work was still running after %.0f s", timeout_s)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+        stop_keeper()
+        stop_writer()
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        tasks = [*self._running.values(), *self._looking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await close_engine_client()
+        await background.drain(SETTLE_WITHIN_S)
+        await close_redis_link()
+
+
+async def _coroutine(work: Awaitable[Any] | Coroutine[Any, Any, Any]) -> None:
+    await work
+
+
+# -- Telling workers of batches and background responses: see `common.task_queue`.
+
+
+RUN = "inference.run"
+
+
+async def enqueue(kind: str, public_id: str) -> None:
+    """Tell workers of a batch or a response. Without Redis they find it by themselves, later."""
+    await keep_origin(public_id)
+    try:
+        await asyncio.to_thread(send, kind, public_id)
+    except NO_BROKER as error:
+        logger.warning("%s %s waits for the next sweep: %s", kind, public_id, error)
+
+
+def send(kind: str, public_id: str) -> None:
+    """The same, blocking. Raises kombu's OperationalError when the broker can't be reached."""
+    send_task(RUN, kind, public_id)

@@ -1,1 +1,0 @@
-"""Work that outlives a request: what a worker process runs, and how it's asked to."""

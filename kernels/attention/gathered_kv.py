@@ -1,0 +1,55 @@
+"""Keys and values of a batch, taken out of their pages: for backends that know no pages."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention_args import AttentionArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The tokens of all sequences, one sequence after the other.
+
+    Attributes:
+        keys, values: [L, Hk, D], L the sum of the lengths.
+        lengths, queries: of each sequence.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+    queries: list[int]
+
+
+def gather(args: AttentionArgs) -> Gathered:
+    """Copy keys and values in the queries' dtype; waits for the lengths."""
+    key_cache, value_cache, dtype = args.key_cache, args.value_cache, args.q.dtype
+    page = key_cache.shape[2]
+    lengths, starts = args.seq_lens.tolist(), args.query_start_loc.tolist()
+    blocks, offsets = [], []
+    for table, length in zip(args.block_tables, lengths, strict=True):
+        at = torch.arange(length, device=table.device)
+        blocks.append(table[at // page].long())
+        offsets.append(at % page)
+    if not blocks:
+        empty = key_cache.new_empty((0, key_cache.shape[1], key_cache.shape[3]), dtype=dtype)
+        return Gathered(empty, empty, [], [])
+    place = torch.cat(blocks), torch.cat(offsets)
+    return Gathered(
+        key_cache[place[0], :, place[1]].to(dtype),
+        value_cache[place[0], :, place[1]].to(dtype),
+        lengths,
+        [end - begin for begin, end in itertools.pairwise(starts)],
+    )
+
+
+def refuse(name: str, **given: object) -> None:
+    """Raise ValueError where one of the named things is asked for."""
+    for what, value in given.items():
+        if value is not None and value != 0:
+            raise ValueError(f"{name} doesn't do {what}")

@@ -1,1 +1,0 @@
-"""Times the kernels beside torch: `python -m kernels.bench`."""

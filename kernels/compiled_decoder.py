@@ -1,0 +1,292 @@
+"""The contract of a whole decode step in one call, around a `CompiledDecoder`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kernels.attention_args import BlockSparse
+from kernels.layers import NO_NORM, HeadNormWeights, LinearLayer, MixtureOfExperts, NormWeights
+from kernels.lora import LayerLoras, LoraTable, TableUse
+
+# -- What compiled_decoder.py takes from kernels.layers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What all layers of a `CompiledDecoder` have in common.
+
+    Attributes:
+        activation, activation_limit, activation_alpha: see `ActivationSpec`.
+        gated: MLPs multiply the activated half with another one.
+        parallel: attention and MLP both add to the residual that the layer began with.
+        residual_scale: of what either adds.
+        clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    scale: float
+    soft_cap: float = 0.0
+    neox: bool = True
+    activation: str = "silu"
+    activation_limit: float = 0.0
+    activation_alpha: float = 0.0
+    gated: bool = True
+    parallel: bool = False
+    residual_scale: float = 1.0
+    clip_qkv: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayerWeights:
+    """One layer: norm, attention, norm, MLP or experts.
+
+    `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
+    added to the residual; of a parallel layer `mlp_norm` may be none: the MLP then takes what
+    attention takes. `sliding_window`, `sparse`, `alibi` and `sinks` are those of `paged_attention`.
+    Queries
+    and keys may be normed by head (`q_norm`, `k_norm`: RMS, float32 [D]; `q_head_norm`,
+    `k_head_norm`: LayerNorm) or all heads together (`q_full_norm`, `k_full_norm`: RMS, float32
+    [heads * D]). `group` says which slots and block tables are the layer's, where layers keep their
+    tokens in different ones.
+    """
+
+    input_norm: NormWeights
+    qkv: LinearLayer
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    q_full_norm: Tensor | None = None
+    k_full_norm: Tensor | None = None
+    q_head_norm: HeadNormWeights | None = None
+    k_head_norm: HeadNormWeights | None = None
+    cos_sin: Tensor | None
+    key_cache: Tensor
+    value_cache: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+    sliding_window: int = 0
+    sparse: BlockSparse | None = None
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+    o: LinearLayer
+    attention_out_norm: NormWeights = NO_NORM
+    mlp_norm: NormWeights
+    gate_up: LinearLayer | None = None
+    down: LinearLayer | None = None
+    experts: MixtureOfExperts | None = None
+    mlp_out_norm: NormWeights = NO_NORM
+    group: int = 0
+
+
+class LayerInputs(NamedTuple):
+    """What some layers of a pass begin with, of each of its tokens.
+
+    Attributes:
+        layers: their numbers, ascending.
+        states: float32 [T, len(layers) * H], gets it, side by side.
+    """
+
+    layers: Sequence[int]
+    states: Tensor
+
+
+class CompiledDecoder(ABC):
+    """All layers of a decoder and its final norm in one call."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor | None = None,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
+        adapters: Sequence[TableUse] = (),
+        inputs: LayerInputs | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, float32 [R, H].
+
+        hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
+        last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
+        `others` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
+        tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
+        begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
+
+        Raises ValueError for what doesn't fit together.
+        """
+
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """An adapter for this decoder; None where it changes what one call can't have changed."""
+        return None
+
+    def compile_step(
+        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
+    ) -> CompiledStep | None:
+        """Whole decode steps in one call each, where this set has that; else None. With `taps`,
+        layers, they tell of what these begin with.
+
+        They give what this decoder and the operations around it do, to the bit. The layers must be
+        of this set. Raises ValueError for what doesn't fit together.
+        """
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnds:
+    """What a model has before its first layer and after its last.
+
+    Attributes:
+        embedding: rows [vocab, H] of tokens, times `embedding_scale`.
+        positions: float32 [P, H], whose row `position + position_offset` is added; None: nothing.
+        head: H to vocab; its logits are multiplied by `logit_scale`.
+    """
+
+    embedding: LinearLayer
+    head: LinearLayer
+    positions: Tensor | None = None
+    position_offset: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """The running batch, a row a sequence, as a step finds it and leaves it.
+
+    Attributes:
+        tokens: int32 [R, longest + 1], prompt and output.
+        block_tables: int32 [G, R, blocks], by KV cache group.
+        num_prompt, num_tokens, num_computed: int64 [R]; of the tokens, those that came with the
+            request, all, and those whose KV is there.
+    """
+
+    tokens: Tensor
+    block_tables: Tensor
+    num_prompt: Tensor
+    num_tokens: Tensor
+    num_computed: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEdits:
+    """What is done to a sequence's logits before a token is chosen, in this order; ids are those of
+    the vocabulary.
+
+    Attributes:
+        allowed: int32 [words], bit t % 32 of word t // 32 set where token t may come; None: all.
+        forbidden: tokens that never come.
+        words: two tokens or more each; the last never comes behind the others in the output.
+        ends: tokens that don't come before there are `min_tokens`.
+        bias: what is added, by token.
+        repetition, frequency, presence: penalties, as in `kernels.logit_edits.PenalisedRows`.
+        counts_prompt: whether the prompt's tokens are repeated, too.
+        num_logprobs: log probabilities of the untouched logits, of the chosen token and of so many
+            of the likeliest; -1: none.
+    """
+
+    allowed: Tensor | None = None
+    forbidden: Sequence[int] = ()
+    words: Sequence[Sequence[int]] = ()
+    ends: Sequence[int] = ()
+    min_tokens: int = 0
+    bias: Mapping[int, float] = field(default_factory=dict)
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    counts_prompt: bool = True
+    num_logprobs: int = -1
+
+
+class StepScores(NamedTuple):
+    """Log probabilities by token of a step, of the rows whose `RowEdits` ask for some: ids int64,
+    values float32 and ranks int64, [tokens, 1 + the most that any row asks for]. The chosen token
+    first, then the likeliest; of a row that asks for fewer what is beyond them means nothing.
+    """
+
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """How each sequence of a step chooses, as `KernelSet.sample` takes it; [n] each.
+
+    `seeds` int64 hold unsigned 64-bit numbers: with the count of tokens generated so far, they give
+    the random numbers of `engine.sampling.topk_topp`. `edits`: none, or one a sequence.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    edits: Sequence[RowEdits] = ()
+
+
+class BoundStep(ABC):
+    """Steps of the same sequences, as `CompiledStep.over` bound them.
+
+    Both ways to run one raise ValueError, and change nothing, where a row doesn't decode: its
+    tokens but one are computed, and there is room in the tables for one more behind its drafts.
+
+    Attributes:
+        scores: of the last step, where any row's edits ask for some. A row's tokens lie behind each
+            other, its own first and then one for each draft.
+    """
+
+    scores: StepScores | None = None
+
+    @abstractmethod
+    def __call__(self, hidden: Tensor | None = None) -> list[int]:
+        """One token a row. Those of the rows that the step chooses for; -1 where the logits are no
+        numbers to choose by.
+
+        `hidden`, float32 [tokens of all rows, H], gets what the head took; where the step was made
+        with taps, [.., taps * H], what those layers began with, side by side.
+        """
+
+    @abstractmethod
+    def verify(
+        self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
+    ) -> list[list[int]]:
+        """The same with `drafts[i]` drafts of row i, which lie behind its newest token in the
+        tables: they are computed in the same step, and hold as far as they are what is chosen.
+
+        Returns the tokens of each row that the step chooses for: one more than its drafts that
+        held, none where the logits of the first are no numbers to choose by. `logits` [tokens of
+        the other rows, vocab] gets theirs, and of their counts only that of computed tokens goes
+        on, by all of them.
+        """
+
+
+class CompiledStep(ABC):
+    """Steps over some tables."""
+
+    @abstractmethod
+    def over(
+        self,
+        rows: Tensor,
+        choice: StepChoice | None,
+        logits: Tensor | None = None,
+        adapters: Sequence[TableUse] = (),
+    ) -> BoundStep:
+        """What runs steps of the sequences in `rows`, int64 [n], as often as it is asked.
+
+        Of the last m rows no token is chosen: `logits`, float32 [m, vocab], gets their logits, and
+        the caller chooses, writes the token and counts it. None: m is 0. For the n - m others,
+        choice None means that each takes its likeliest token. Tokens and counts are moved on in
+        the tables. `adapters` name places in `rows`, as for `KernelSet.add_lora`.
+        """

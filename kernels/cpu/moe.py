@@ -1,0 +1,153 @@
+"""`MixtureOfExperts` of the CPU: tables of addresses that C++ walks through."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.abi import Activation, Experts
+from kernels.cpu.library import DTYPES, Library, address, check, describe
+from kernels.cpu.linear import CpuLinear
+from kernels.cpu.lora import CpuLoraTable, LoraGroups
+from kernels.cpu.memory import num_threads
+from kernels.interface import ActivationSpec, ExpertLayers, MixtureOfExperts
+from kernels.layers import HeadLinears, LinearLayer
+from kernels.lora import ExpertUse
+from kernels.moe import bytes_read, check_experts
+
+# -- `HeadLinears` of the CPU: all heads in one call.
+
+
+class CpuHeadLinears(HeadLinears):
+    """See `KernelSet.head_linears`. Keeps the layers that it points to."""
+
+    def __init__(self, library: Library, layers: Sequence[LinearLayer]) -> None:
+        """Raises ValueError for layers of other kernels, or of several shapes."""
+        super().__init__(layers)
+        handles = [layer.handle for layer in layers if isinstance(layer, CpuLinear)]
+        if len(handles) != len(layers):
+            raise ValueError("the heads' layers are none of these kernels")
+        self._table = (ctypes.c_void_p * len(handles))(*handles)
+        self._at, self._run = ctypes.addressof(self._table), library.linear_heads
+        self._sizes = layers[0].in_features, layers[0].out_features
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See `HeadLinears.__call__`."""
+        rows, heads, (k, n) = len(x), len(self.layers), self._sizes
+        if x.shape != (rows, heads, k) or out.shape != (rows, heads, n) or x.dtype != out.dtype:
+            raise ValueError(
+                f"x {describe(x)} and out {describe(out)} must be [T, {heads}, {k}] and "
+                f"[T, {heads}, {n}] of one dtype"
+            )
+        if x.dtype not in DTYPES:
+            raise ValueError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
+        if (x.stride(2) != 1 and k > 1) or (out.stride(2) != 1 and n > 1):
+            raise ValueError("a head's values must lie side by side")
+        status = self._run(
+            self._at, heads, out.data_ptr(), out.stride(0), out.stride(1), x.data_ptr(),
+            x.stride(0), x.stride(1), rows, DTYPES[x.dtype], num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+
+
+KINDS = {
+    "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "swiglu_clamped": 5,
+}  # fmt: skip
+"""`Gate` of gate.h, for each of `kernels.layers.ACTIVATIONS`."""
+
+
+def activation_of(spec: ActivationSpec) -> Activation:
+    """Raises ValueError for a name that isn't known."""
+    if spec.name not in KINDS:
+        known = ", ".join(KINDS)
+        raise ValueError(f"activation must be one of {known}; got {spec.name!r}")
+    return Activation(KINDS[spec.name], spec.limit, spec.alpha)
+
+
+def handle_of(name: str, layer: LinearLayer | None, sizes: tuple[int, int]) -> int | None:
+    """A packed layer's address. Raises ValueError unless it's of these kernels and sizes."""
+    if layer is None:
+        return None
+    if not isinstance(layer, CpuLinear):
+        raise ValueError(f"{name} is no layer of these kernels")
+    if (layer.in_features, layer.out_features) != sizes:
+        raise ValueError(f"{name} must map {sizes[0]} to {sizes[1]}")
+    return layer.handle
+
+
+def sizes_of(experts: ExpertLayers) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers that adapters may change, by their slots."""
+    return {
+        slot: (layer.in_features, layer.out_features) for slot, layer in experts.linears().items()
+    }
+
+
+class CpuExperts(MixtureOfExperts):
+    """See `KernelSet.compile_experts`. Keeps the layers that it points to."""
+
+    def __init__(self, library: Library, experts: ExpertLayers) -> None:
+        check_experts(experts)
+        count, router = len(experts.gate_up), experts.router
+        hidden, inner = router.in_features, experts.down[0].in_features
+        shared = experts.shared_down.in_features if experts.shared_down else 0
+
+        def table(
+            name: str, layers: Sequence[LinearLayer], sizes: tuple[int, int]
+        ) -> ctypes.Array[ctypes.c_void_p]:
+            return (ctypes.c_void_p * count)(*(handle_of(name, one, sizes) for one in layers))
+
+        ups = table("gate_up", experts.gate_up, (hidden, 2 * inner))
+        downs = table("down", experts.down, (inner, hidden))
+        self.hidden_size = hidden
+        self._table = Experts(
+            hidden=hidden,
+            count=count,
+            top_k=experts.top_k,
+            inner=inner,
+            shared_inner=shared,
+            groups=experts.groups,
+            top_groups=experts.top_groups,
+            group_best=experts.group_best,
+            router=handle_of("router", router, (hidden, count)),
+            gate_up=ctypes.addressof(ups),
+            down=ctypes.addressof(downs),
+            shared_gate_up=handle_of(
+                "shared_gate_up", experts.shared_gate_up, (hidden, 2 * shared)
+            ),
+            shared_down=handle_of("shared_down", experts.shared_down, (shared, hidden)),
+            shared_gate=handle_of("shared_gate", experts.shared_gate, (hidden, 1)),
+            choice_bias=address(experts.choice_bias),
+            softmax_first=experts.softmax_first,
+            sigmoid=experts.sigmoid,
+            renormalize=experts.renormalize,
+            scale=experts.scale,
+            act=activation_of(experts.activation),
+        )
+        self.address = ctypes.addressof(self._table)
+        self._kept = (experts, ups, downs)
+        self.layers, self._sizes = experts, sizes_of(experts)
+        self._run = library.run_experts
+        self.nbytes = bytes_read(experts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        return self.adapted(x, ())
+
+    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """See `MixtureOfExperts.adapted`."""
+        if x.dim() != 2 or x.shape[1] != self.hidden_size or x.dtype != torch.float32:
+            raise ValueError(f"x {list(x.shape)} {x.dtype} must be float32 [T, {self.hidden_size}]")
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        groups = LoraGroups([(CpuLoraTable([own], [self._sizes]), rows) for own, rows in uses])
+        status = self._run(
+            self.address, out.data_ptr(), x.data_ptr(), len(x), groups.table, groups.count,
+            num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out

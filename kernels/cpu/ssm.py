@@ -1,0 +1,103 @@
+"""Layers that carry a state, by the library; `kernels.ssm` says what is computed."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import abi as c
+from kernels.cpu.library import Library, address, check, check_dense, check_vector, describe
+from kernels.cpu.memory import num_threads
+from kernels.ssm import ScanInputs, ScanWeights, StateRows, check_conv, check_scan
+
+
+def causal_conv(
+    library: Library,
+    x: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    of: StateRows,
+) -> Tensor:
+    """See `KernelSet.causal_conv`; all of it float32."""
+    check_conv(x, states, weight, bias, of)
+    width, channels = weight.shape
+    check_dense("states", states, tuple(states.shape), torch.float32)
+    check_dense("weight", weight, (width, channels), torch.float32)
+    if bias is not None:
+        check_dense("bias", bias, (channels,), torch.float32)
+    out = torch.empty((x.shape[0], channels))
+    args = c.CausalConv(
+        out=out.data_ptr(),
+        x=x.data_ptr(),
+        stride=_stride("x", x),
+        channels=channels,
+        width=width,
+        states=states.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=address(bias),
+        of=_rows(of, x.shape[0], states),
+    )
+    if status := library.causal_conv(ctypes.byref(args), num_threads()):
+        check(status)
+    return out
+
+
+def linear_scan(
+    library: Library, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+) -> Tensor:
+    """See `KernelSet.linear_scan`; all of it float32."""
+    check_scan(inputs, weights, states)
+    tokens, heads, value_size = inputs.v.shape
+    key_heads, key_size = inputs.k.shape[1:]
+    check_dense("states", states, tuple(states.shape), torch.float32)
+    for name in ("decay", "rate_bias", "skip"):
+        given: Tensor | None = getattr(weights, name)
+        if given is not None:
+            check_dense(name, given, (heads,), torch.float32)
+    beta = inputs.beta
+    out = torch.empty((tokens, heads, value_size))
+    args = c.LinearScan(
+        out=out.data_ptr(),
+        q=inputs.q.data_ptr(),
+        k=inputs.k.data_ptr(),
+        v=inputs.v.data_ptr(),
+        rate=inputs.rate.data_ptr(),
+        beta=address(beta),
+        q_stride=_stride("q", inputs.q),
+        k_stride=_stride("k", inputs.k),
+        v_stride=_stride("v", inputs.v),
+        rate_stride=_stride("rate", inputs.rate),
+        beta_stride=0 if beta is None else _stride("beta", beta),
+        decay=weights.decay.data_ptr(),
+        rate_bias=weights.rate_bias.data_ptr(),
+        skip=address(weights.skip),
+        states=states.data_ptr(),
+        heads=heads,
+        key_heads=key_heads,
+        value_size=value_size,
+        key_size=key_size,
+        least_rate=weights.limits[0],
+        most_rate=weights.limits[1],
+        delta=weights.delta,
+        of=_rows(of, tokens, states),
+    )
+    if status := library.linear_scan(ctypes.byref(args), num_threads()):
+        check(status)
+    return out
+
+
+def _rows(of: StateRows, tokens: int, states: Tensor) -> c.StateRows:
+    count = len(of.rows)
+    check_vector("rows", of.rows, count, torch.int64)
+    check_vector("starts", of.starts, count + 1, torch.int32)
+    return c.StateRows(of.starts.data_ptr(), of.rows.data_ptr(), count, tokens, states.shape[0])
+
+
+def _stride(name: str, x: Tensor) -> int:
+    """Values from token to token; those of a token must lie side by side."""
+    if x.dtype != torch.float32 or (len(x) and not x[0].is_contiguous()):
+        raise ValueError(f"{name} {describe(x)} must be float32, each token without gaps")
+    return x.stride(0)

@@ -1,0 +1,342 @@
+"""How weights become the linear layers of a set of kernels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.layers import Integers, LinearLayer
+
+# -- What the implementations of quantised linear layers agree on.
+
+
+GROUP_SIZES = {"int8": 128, "int4": 32}
+"""Neighbours of a row that share a scale, by default."""
+
+MOST = 256
+
+
+def group_size_for(quantization: str, group_size: int | None) -> int:
+    """The group size to use. Raises ValueError for what no kernel has."""
+    if quantization not in GROUP_SIZES:
+        known = ", ".join(GROUP_SIZES)
+        raise ValueError(f"quantization must be one of {known}; got {quantization!r}")
+    group = GROUP_SIZES[quantization] if group_size is None else group_size
+    if group < 16 or group > MOST or group % 16:
+        raise ValueError(f"group_size must be a multiple of 16 in [16, {MOST}], got {group}")
+    return group
+
+
+def group_of(values: Tensor, scales: Tensor) -> int:
+    """The group size that whole values and scales have; raises ValueError where there is none."""
+    if values.dim() != 2 or scales.dim() != 2:
+        raise ValueError("values must be int8 [N, K], scales [N, K / group]")
+    width, groups = values.shape[1], scales.shape[1]
+    if not groups or width % groups:
+        raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
+    return width // groups
+
+
+def check_integer_groups(
+    shape: tuple[int, int], bits: int, group_size: int, with_minima: bool
+) -> None:
+    """Raise ValueError for integers that no kernel has."""
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got {bits}")
+    if with_minima and bits != 4:
+        raise ValueError("minima are for 4 bits")
+    if shape[1] % group_size_for(f"int{bits}", group_size):
+        raise ValueError(f"rows of {shape[1]} values have no whole groups of {group_size}")
+
+
+def check_integers(
+    piece: Integers,
+    width: int,
+    bits: int,
+    group_size: int,
+    with_minima: bool,
+    with_zeros: bool = False,
+) -> None:
+    """Raise ValueError unless a piece's tensors fit each other and their layer."""
+    values, scales, second = piece.values, piece.scales, piece.second
+    if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
+        raise ValueError(f"values must be int8 [N, {width}]")
+    if scales.shape != (len(values), width // group_size):
+        raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
+    there = piece.minima is not None, piece.zeros is not None
+    if there != (with_minima, with_zeros) or (second is not None and second.shape != scales.shape):
+        raise ValueError(
+            "minima or zero points are for layers that have them, and have the shape of the scales"
+        )
+    low, high = (-128, 127) if bits == 8 else (0, 15)
+    if values.numel() and (int(values.min()) < low or int(values.max()) > high):
+        raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
+
+
+def check_whole(
+    values: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    bits: int,
+    zeros: Tensor | None = None,
+) -> tuple[int, int]:
+    """The shape of an integer weight; raises ValueError unless its parts fit each other."""
+    group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
+    with_minima, with_zeros = minima is not None, zeros is not None
+    check_integer_groups(shape, bits, group, with_minima)
+    whole = Integers(values, scales, minima, zeros)
+    check_integers(whole, shape[1], bits, group, with_minima, with_zeros)
+    return shape
+
+
+def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
+    """Raise ValueError unless a piece could belong to the weight of `shape`."""
+    if piece.dim() != 2 or piece.shape[1] != shape[1]:
+        raise ValueError(f"a piece {list(piece.shape)} doesn't fit the weight {list(shape)}")
+
+
+def stacked(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
+    """The weight that pieces make up; raises ValueError unless it has `shape`."""
+    weight, rows = torch.empty((0, shape[1])), 0
+    for piece in pieces:
+        check_piece(piece, shape)
+        if not rows:
+            weight = torch.empty(shape, dtype=piece.dtype, device=piece.device)
+        if rows + len(piece) <= shape[0]:
+            weight[rows : rows + len(piece)] = piece
+        rows += len(piece)
+    if rows != shape[0]:
+        raise ValueError(f"the pieces have {rows} rows, the weight {shape[0]}")
+    return weight
+
+
+# -- Weights that are codes of floats: what they stand for, and their checks.
+
+
+CodeKind = Literal["e4m3", "e2m1", "table"]
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Floats of a sign, two bits of an exponent and one of a mantissa."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How codes become weights.
+
+    Attributes:
+        kind: "e4m3": codes are floats of 8 bits; "e2m1": numbers of `E2M1`; "table": of `table`.
+        group_size: neighbours of a row that share a scale, a multiple of 16 up to 256.
+        table: 16 floats.
+    """
+
+    kind: CodeKind
+    group_size: int
+    table: tuple[float, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 8 if self.kind == "e4m3" else 4
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of weights: codes uint8 [N, K], scales float32 [N, ceil(K / group_size)].
+
+    weight = value of the code * scale. Codes of 4 bits lie in [0, 15].
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+
+def check_coding(coding: Coding) -> None:
+    """Raise ValueError for a coding that no kernel has."""
+    size = coding.group_size
+    if size < 16 or size > MOST or size % 16:
+        raise ValueError(f"group_size must be a multiple of 16 in [16, {MOST}], got {size}")
+    if coding.kind not in ("e4m3", "e2m1", "table"):
+        raise ValueError(f"a coding is e4m3, e2m1 or table, not {coding.kind!r}")
+    if len(coding.table) != (16 if coding.kind == "table" else 0):
+        raise ValueError("a coding by table has 16 floats, others have none")
+
+
+def check_codes(piece: Codes, width: int, coding: Coding) -> None:
+    """Raise ValueError unless a piece's tensors fit each other and their layer."""
+    codes, scales = piece.codes, piece.scales
+    if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.shape[1] != width:
+        raise ValueError(f"codes must be uint8 [N, {width}]")
+    if scales.shape != (len(codes), -(-width // coding.group_size)):
+        raise ValueError(f"scales {list(scales.shape)} don't fit codes {list(codes.shape)}")
+    if coding.bits == 4 and codes.numel() and int(codes.max()) > 15:
+        raise ValueError("codes of 4 bits must lie in [0, 15]")
+
+
+def decoded(piece: Codes, coding: Coding) -> Tensor:
+    """The float32 weights [N, K] that codes stand for."""
+    codes, width = piece.codes, piece.codes.shape[1]
+    if coding.kind == "e4m3":
+        values = codes.view(torch.float8_e4m3fn).float()
+    else:
+        values = torch.tensor(coding.table or E2M1)[codes.long()]
+    scales = piece.scales.float().repeat_interleave(coding.group_size, 1)[:, :width]
+    return values * scales
+
+
+def check_order(order: Tensor | None, width: int) -> None:
+    """Raise ValueError unless it names each of `width` inputs once."""
+    if order is None:
+        return
+    if order.shape != (width,) or not torch.equal(order.sort().values, torch.arange(width)):
+        raise ValueError(f"order must name each of the {width} inputs once")
+
+
+def unsorted(weight: Tensor, order: Tensor | None) -> Tensor:
+    """Columns that are sorted by `order`, where they belong."""
+    if order is None:
+        return weight
+    placed = torch.empty_like(weight)
+    placed[:, order] = weight
+    return placed
+
+
+class LinearMaker(ABC):
+    """Packs weights, whole or in pieces, as they are or in few bits."""
+
+    quantizations: tuple[str, ...] = ("int8", "int4")
+    """What `PackedLinear` takes as `quantization`."""
+
+    codings: frozenset[CodeKind] = frozenset()
+    """Of which kinds `StreamedCodedLinear` keeps codes; others become float32."""
+
+    sorts_inputs: bool = False
+    """Whether `StreamedIntegerLinear` takes an order of the inputs."""
+
+    byte_zeros: bool = False
+    """Whether integers of 8 bits may have zero points."""
+
+    def keeps_codes(self, coding: Coding) -> bool:
+        """Whether `StreamedCodedLinear` keeps codes of that kind, in groups of that size."""
+        return coding.kind in self.codings
+
+    @abstractmethod
+    def PackedLinear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """A linear layer of weight [N, K] and bias [N].
+
+        Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
+        it layer by layer. `quantization` is None or one of `quantizations`: "int8" or "int4", with
+        one scale for `group_size` neighbours of a row (a multiple of 16 up to 256, by default 128
+        for int8 and 32 for int4), or "fp8" (e4m3), with one scale a row. `round_inputs` lets bf16
+        weights meet x rounded to bf16, as a bf16 model would, where that is faster (AVX512-BF16:
+        twice as fast for many rows); sums stay float32.
+        """
+
+    @abstractmethod
+    def IntegerLinear(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        zeros: Tensor | None = None,
+    ) -> LinearLayer:
+        """A linear layer of weights that are quantised already, see `Integers`.
+
+        Scales and minima are kept in float16.
+        """
+
+    def StreamedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Tensor],
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
+
+        `pieces` are its rows, one piece over the other, each of a multiple of `PIECE_ROWS` rows but
+        the last. Each is packed as it comes and nothing of it is kept: its memory may be used again
+        for the next. The weight is kept in `dtype` unless it is quantised. Raises
+        ValueError for pieces that don't make up `shape`.
+        """
+        return self.PackedLinear(
+            stacked(shape, pieces).to(dtype),
+            bias,
+            quantization=quantization,
+            group_size=group_size,
+            round_inputs=round_inputs,
+        )
+
+    def StreamedIntegerLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Integers],
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        with_minima: bool = False,
+        with_zeros: bool = False,
+        order: Tensor | None = None,
+    ) -> LinearLayer:
+        """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
+
+        They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
+        pieces have minima (or zero points) or none has. With `order` int64 [K], where
+        `sorts_inputs` holds, column i of the pieces meets value order[i] of x.
+        """
+        if order is not None:
+            raise ValueError("these kernels have no order of inputs")
+        check_integer_groups(shape, bits, group_size, with_minima)
+        parts = list(pieces)
+        for part in parts:
+            check_integers(part, shape[1], bits, group_size, with_minima, with_zeros)
+        minima = [part.minima for part in parts if part.minima is not None]
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return self.IntegerLinear(
+            stacked(shape, (part.values for part in parts)),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(minima) if minima else None,
+            bias,
+            bits=bits,
+            zeros=torch.cat(zeros) if zeros else None,
+        )
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """A linear layer of weights that are codes of floats, see `Codes`; the last group may be
+        shorter.
+
+        They come in pieces as for `StreamedLinear`. Sums are float32; x stays as it is, but for
+        "e2m1", where it's rounded to 8 bits for each group as for integers, and scales are kept in
+        float16.
+        """
+        check_coding(coding)
+        parts = list(pieces)
+        for part in parts:
+            check_codes(part, shape[1], coding)
+        return self.PackedLinear(stacked(shape, (decoded(part, coding) for part in parts)), bias)

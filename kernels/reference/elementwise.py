@@ -1,0 +1,101 @@
+"""Rotary embedding with optional QK norm, and the write to the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# -- RMS norms.
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype that sums are done in: float32, or float64 for float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H] / rms(x) * weight [H], in x's dtype."""
+    values = wide(x)
+    inverse = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (values * inverse * wide(weight)).to(x.dtype)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, then its norm."""
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
+# -- Gated activations.
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """x [T, 2I] -> silu(first half) * second half."""
+    gate, up = wide(x).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
+    gate, up = wide(x).chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate=approximate) * up).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
+    """x [T, heads, rotary_dim] turned by cos, sin [T, rotary_dim / 2]."""
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    if neox:
+        first, second = x.chunk(2, dim=-1)
+    else:
+        first, second = x[..., 0::2], x[..., 1::2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned, -1) if neox else torch.stack(turned, -1).flatten(-2)
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    neox: bool = True,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> None:
+    """See `KernelSet.rope_and_cache`."""
+    for x, norm_weight in ((q, q_norm_weight), (k, k_norm_weight)):
+        values = wide(x)
+        if norm_weight is not None:
+            values = rms_norm(values, norm_weight, eps)
+        if cos_sin is not None:
+            cos, sin = cos_sin[positions].to(values.dtype).chunk(2, dim=-1)
+            width = cos_sin.shape[1]
+            turned = rotate(values[..., :width], cos, sin, neox)
+            values = torch.cat((turned, values[..., width:]), -1)
+        x.copy_(values)
+    write_to_cache(k, key_cache, key_scales, slot_mapping)
+    write_to_cache(v, value_cache, value_scales, slot_mapping)
+
+
+def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping: Tensor) -> None:
+    """Write k or v [T, Hk, D] to their slots; a slot of -1 writes nothing."""
+    kept = slot_mapping >= 0
+    slots, x = slot_mapping[kept], x[kept]
+    block, offset = slots // cache.shape[2], slots % cache.shape[2]
+    if scales is not None:
+        scale = wide(x).abs().amax(-1) / 127
+        finite = scale.isfinite()
+        # No integer stands for what isn't finite: the scale says so.
+        scales[block, :, offset] = torch.where(finite, scale, torch.nan).to(scales.dtype)
+        inverse = 1 / scale
+        kept = (finite & inverse.isfinite())[..., None]
+        x = torch.where(kept, wide(x) * inverse[..., None], 0.0).round()
+    cache[block, :, offset] = x.to(cache.dtype)

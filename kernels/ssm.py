@@ -1,0 +1,165 @@
+"""Layers that carry a state from token to token, in plain torch, and what all kernels are given.
+
+`causal_conv`: a short convolution over a sequence's last inputs. `linear_scan`: each head has a
+matrix S [value_size, key_size], which takes in one token after the other:
+
+    rate = softplus(rate + bias), within limits;  S = exp(rate * decay) * S
+    Mamba 2 (arXiv 2405.21060):  S += rate * v k^T
+    gated delta rule (arXiv 2412.06464):  S += sigmoid(beta) * (v - S k) k^T,
+        with k and q brought to length 1, q over sqrt(key_size)
+    y = S q + skip * v
+
+Neighbouring heads share a key and a query where there are fewer of these.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.tensors import describe
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Whose tokens a step has.
+
+    Attributes:
+        starts: int32 [n + 1]: sequence i has the tokens [starts[i], starts[i + 1]).
+        rows: int64 [n], each sequence's row in the tables of states; no two are the same.
+    """
+
+    starts: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScanInputs:
+    """What T tokens bring; any stride between tokens.
+
+    Attributes:
+        q, k: [T, key_heads, key_size].
+        v: [T, heads, value_size].
+        rate: [T, heads], before bias and softplus.
+        beta: [T, heads], before the sigmoid; None: the rate takes its place.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rate: Tensor
+    beta: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanWeights:
+    """What a layer has learned, float32 [heads].
+
+    Attributes:
+        decay: below 0.
+        rate_bias: added to rates.
+        skip: how much of v goes past the state; None: nothing.
+        limits: of the rates.
+        delta: by the gated delta rule.
+    """
+
+    decay: Tensor
+    rate_bias: Tensor
+    skip: Tensor | None = None
+    limits: tuple[float, float] = (0.0, math.inf)
+    delta: bool = False
+
+
+def check_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor) -> None:
+    """Raise ValueError for shapes that don't go together."""
+    heads, key_heads = inputs.v.shape[1], inputs.k.shape[1]
+    shape = (inputs.v.shape[0], heads)
+    wanted = (states.shape[0], heads, inputs.v.shape[2], inputs.k.shape[2])
+    same = inputs.q.shape == inputs.k.shape and inputs.k.shape[0] == shape[0]
+    if not same or not key_heads or heads % key_heads or states.shape != wanted:
+        raise ValueError(
+            f"q {describe(inputs.q)}, k {describe(inputs.k)}, v {describe(inputs.v)} and states "
+            f"{describe(states)} don't go together"
+        )
+    for name, of in (("rate", inputs.rate), ("beta", inputs.beta)):
+        if of is not None and of.shape != shape:
+            raise ValueError(f"{name} {describe(of)} must be {list(shape)}")
+    for name, of in (
+        ("decay", weights.decay),
+        ("rate_bias", weights.rate_bias),
+        ("skip", weights.skip),
+    ):
+        if of is not None and of.shape != (heads,):
+            raise ValueError(f"{name} {describe(of)} must be [{heads}]")
+
+
+def check_conv(
+    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+) -> None:
+    """Raise ValueError for shapes that don't go together."""
+    width, channels = weight.shape
+    fits = x.shape[1:] == (channels,) and states.shape[1:] == (width - 1, channels)
+    if not fits or (bias is not None and bias.shape != (channels,)):
+        raise ValueError(
+            f"x {describe(x)}, states {describe(states)} and weight {describe(weight)} don't go "
+            "together"
+        )
+
+
+def causal_conv(
+    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+) -> Tensor:
+    """See `KernelSet.causal_conv`."""
+    check_conv(x, states, weight, bias, of)
+    out, before = torch.empty_like(x), weight.shape[0] - 1
+    for start, end, row in _spans(of):
+        if start == end:
+            continue
+        past = torch.cat((states[row].to(x.dtype), x[start:end]))
+        windows = past.unfold(0, before + 1, 1)  # [count, C, W]
+        sums = (windows * weight.T.to(x.dtype)).sum(-1)
+        out[start:end] = torch.nn.functional.silu(sums if bias is None else sums + bias)
+        states[row] = past[len(past) - before :].to(states.dtype)
+    return out
+
+
+def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows) -> Tensor:
+    """See `KernelSet.linear_scan`."""
+    check_scan(inputs, weights, states)
+    kind = torch.float64 if states.dtype == torch.float64 else torch.float32
+    repeat = inputs.v.shape[1] // inputs.k.shape[1]
+    v, rate = inputs.v.to(kind), inputs.rate.to(kind)
+    q, k = (part.to(kind).repeat_interleave(repeat, dim=1) for part in (inputs.q, inputs.k))
+    rate = torch.nn.functional.softplus(rate + weights.rate_bias.to(kind)).clamp(*weights.limits)
+    decay = (rate * weights.decay.to(kind)).exp()[..., None, None]
+    beta = (rate if inputs.beta is None else inputs.beta.to(kind).sigmoid())[..., None]
+    if weights.delta:
+        q = _unit(q) * q.shape[-1] ** -0.5
+        k = _unit(k)
+    out = torch.empty_like(v)
+    for start, end, row in _spans(of):
+        state = states[row]
+        for t in range(start, end):
+            state = state * decay[t]
+            taken = v[t]
+            if weights.delta:
+                taken = taken - (state @ k[t].unsqueeze(-1)).squeeze(-1)
+            state = state + (taken * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
+            out[t] = (state @ q[t].unsqueeze(-1)).squeeze(-1)
+        states[row] = state
+    if weights.skip is not None:
+        out += weights.skip.to(kind)[:, None] * v
+    return out.to(inputs.v.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _spans(of: StateRows) -> list[tuple[int, int, int]]:
+    """(first token, end, row) of each sequence."""
+    starts = of.starts.tolist()
+    return list(zip(starts[:-1], starts[1:], of.rows.tolist(), strict=True))

@@ -1,0 +1,280 @@
+"""The attention kernels: a tile of queries over all of its keys, or over splits of them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.tensors import describe
+from kernels.triton.attention.tile import LOG2E, NOTHING, find_sequence, plan, share_of, split_at
+from kernels.triton.attention.walk import borders, load_queries, put_state, walk
+from kernels.triton.launch import launch
+
+# -- Joining attention over two sets of keys.
+
+
+@triton.jit
+def merge_kernel(
+    out,
+    out_lse,
+    first,
+    first_lse,
+    second,
+    second_lse,
+    HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Grid (T * heads,)."""
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, PADDED)
+    weight_a = tl.load(first_lse + row)
+    weight_b = tl.load(second_lse + row)
+    best = tl.maximum(tl.maximum(weight_a, weight_b), -1.0e30)
+    # An empty side may hold anything, NaN included: it's not read.
+    read_a = dims < tl.where(weight_a > -1.0e30, HEAD_SIZE, 0)
+    read_b = dims < tl.where(weight_b > -1.0e30, HEAD_SIZE, 0)
+    a = tl.load(first + row * HEAD_SIZE + dims, mask=read_a, other=0.0)
+    b = tl.load(second + row * HEAD_SIZE + dims, mask=read_b, other=0.0)
+    weight_a = tl.exp2(weight_a - best)
+    weight_b = tl.exp2(weight_b - best)
+    total = weight_a + weight_b
+    joined = (a.to(tl.float32) * weight_a + b.to(tl.float32) * weight_b) / tl.where(
+        total > 0, total, 1.0
+    )
+    tl.store(out + row * HEAD_SIZE + dims, joined.to(out.dtype.element_ty), mask=dims < HEAD_SIZE)
+    tl.store(
+        out_lse + row, tl.where(total > 0, best + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
+    )
+
+
+def merge_attention_states(
+    first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention over the union of two disjoint sets of keys.
+
+    Args:
+        first, second: [T, Hq, D], each normalised by itself, contiguous, same dtype.
+        first_lse, second_lse: float32 [T, Hq], logarithms to base 2 of their softmaxes' sums, as
+            `paged_attention` writes them; -inf for an empty set.
+
+    Returns:
+        The merged state and its float32 [T, Hq]. Ye et al. 2025 ("FlashInfer"), section 3.
+    """
+    if first.shape != second.shape or first.dtype != second.dtype:
+        raise ValueError(f"states {describe(first)} and {describe(second)} differ")
+    tokens, heads, size = first.shape
+    for lse in (first_lse, second_lse):
+        if lse.shape != (tokens, heads) or lse.dtype != torch.float32 or not lse.is_contiguous():
+            raise ValueError(f"lse {describe(lse)} must be float32 {[tokens, heads]}")
+    if not (first.is_contiguous() and second.is_contiguous()):
+        raise ValueError("states must be contiguous")
+    out, out_lse = torch.empty_like(first), torch.empty_like(first_lse)
+    launch(
+        merge_kernel, (tokens * heads,), out, out_lse, first, first_lse, second, second_lse,
+        HEAD_SIZE=size, PADDED=triton.next_power_of_2(size), num_warps=1,
+    )  # fmt: skip
+    return out, out_lse
+
+
+#: Of one binary for every batch: these change from step to step, and so do the addresses of slices.
+_CHANGING = ("num_seqs", "table_stride", "sliding_window")
+_SLICED = ("block_tables", "seq_lens", "query_start_loc")
+
+
+@triton.jit(do_not_specialize=_CHANGING, do_not_specialize_on_alignment=_SLICED)
+def attention_kernel(
+    out, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
+    alibi_slopes, sinks, key_scales, value_scales,
+    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
+    WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries and all heads that share a KV head, over all keys that they see.
+
+    Grid (tiles, KV_HEADS). A row of the tile is (query, head of the group), so that one read of a
+    key serves the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
+    "PagedAttention"). SCALES: 0 none, 1 one a cache, 2 one a KV head. INVARIANT: every block of
+    keys is masked, so that a row's are computed alike wherever the tile's other rows end.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    QUERIES: tl.constexpr = ROWS // GROUP
+    # The last tiles of a prompt have most to do: they begin first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    seq = find_sequence(query_start_loc, tile, num_seqs, QUERIES)
+    begin = tl.load(query_start_loc + seq)
+    count = tl.load(query_start_loc + seq + 1) - begin
+    first = (tile - (begin // QUERIES + seq)) * QUERIES
+    if first >= count:
+        return
+    length = tl.load(seq_lens + seq)
+    q_tile, position, token, head, slope, inside, valid, factor = load_queries(
+        q, q_stride, alibi_slopes, begin, count, length, first, kv_head,
+        HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
+    )  # fmt: skip
+    if SCALES == 1:
+        scale *= tl.load(key_scales)
+    elif SCALES == 2:
+        scale *= tl.load(key_scales + kv_head)
+    low, high, start, plain, diagonal, stop = borders(
+        length, count, first, sliding_window, QUERIES, KEYS, WINDOW
+    )
+    if INVARIANT:
+        plain = start
+        diagonal = start
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if SINKS:
+        # A sink of -inf is none: as it is, it would make NaN of rows that have seen no key yet.
+        best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NOTHING)
+        total += tl.where(best > NOTHING, 1.0, 0.0)
+    accumulated, best, total = walk(
+        best, total, start, plain, diagonal, stop, q_tile, position, low, high,
+        key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
+        key_scales, value_scales, kv_head,
+        scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
+        WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, AHEAD,
+    )  # fmt: skip
+    put_state(
+        out, lse, accumulated, best, total, token * HEADS + head, kv_head, value_scales,
+        inside, valid, HEAD_SIZE, SCALES, WRITE_LSE,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=(*_CHANGING, "slots", "most_splits"), do_not_specialize_on_alignment=_SLICED
+)
+def split_attention_kernel(
+    partial, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
+    alibi_slopes, key_scales, value_scales,
+    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window, slots, most_splits,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
+    SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """As `attention_kernel`, but the keys of each sequence are split.
+
+    Grid (programs, KV_HEADS): each program takes an equal share of the keys of all sequences,
+    whatever their lengths, in whole splits. A split's state goes to float32 partial
+    [T, HEADS, slots, HEAD_SIZE] and lse [T, HEADS, slots], in powers of two, which `reduce_kernel`
+    adds up. Where splits begin depends on the sequence's own length alone, so that a row is
+    rounded the same in every batch.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    QUERIES: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(1)
+    if SCALES == 1:
+        scale *= tl.load(key_scales)
+    elif SCALES == 2:
+        scale *= tl.load(key_scales + kv_head)
+    seq, before, place, end = share_of(
+        seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+    )
+    # `before` is the work of sequences ahead of `seq`, `place` how far into its own we are.
+    while before + place < end:
+        begin = tl.load(query_start_loc + seq)
+        count = tl.load(query_start_loc + seq + 1) - begin
+        length = tl.load(seq_lens + seq)
+        tiles, blocks, first_block, width, first_split, splits = plan(
+            length, count, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+        )
+        if place >= tiles * blocks:
+            before += tiles * blocks
+            place = tl.zeros_like(place)
+            seq += 1
+        else:
+            tile = place // blocks
+            slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
+            if (slot < splits) & (before + place < end):
+                q_tile, position, token, head, slope, inside, valid, factor = load_queries(
+                    q, q_stride, alibi_slopes, begin, count, length, tile * QUERIES, kv_head,
+                    HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
+                )  # fmt: skip
+                low, high, start, plain, diagonal, stop = borders(
+                    length, count, tile * QUERIES, sliding_window, QUERIES, KEYS, WINDOW
+                )
+                left = tl.maximum((first_split + slot) * width * KEYS, start)
+                right = tl.minimum((first_split + slot + 1) * width * KEYS, stop)
+                accumulated, best, total = walk(
+                    tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32),
+                    left, tl.minimum(tl.maximum(plain, left), right),
+                    tl.minimum(tl.maximum(diagonal, left), right), right,
+                    q_tile, position, low, high, key_cache, value_cache,
+                    block_tables + seq.to(tl.int64) * table_stride,
+                    key_scales, value_scales, kv_head,
+                    scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED,
+                    PAGE, KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
+                )  # fmt: skip
+                put_state(
+                    partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
+                    kv_head, value_scales, inside, valid, HEAD_SIZE, SCALES, True,
+                )  # fmt: skip
+                place += 1
+
+
+@triton.jit(
+    do_not_specialize=("slots", "most_splits", "num_seqs", "sliding_window"),
+    do_not_specialize_on_alignment=("seq_lens", "query_start_loc"),
+)
+def reduce_kernel(
+    out, out_lse, partial, lse, sinks, seq_lens, query_start_loc,
+    num_seqs, sliding_window, slots, most_splits,
+    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
+):  # fmt: skip
+    """Grid (T * HEADS,): the splits of one head of one token, weighted and added up.
+
+    MOST is the same whatever `slots` is, and so is the order in which they are added.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, PADDED)
+    slot = tl.arange(0, MOST)
+    token = tl.program_id(0) // HEADS
+    # In a batch of decodes the token's number is its sequence's; else tiles of one query find it.
+    seq = tl.minimum(token, num_seqs - 1)
+    begin = tl.load(query_start_loc + seq)
+    count = tl.load(query_start_loc + seq + 1) - begin
+    if (begin != token) | (count != 1):
+        low = 0
+        high = num_seqs
+        while low < high:
+            middle = (low + high) // 2
+            if tl.load(query_start_loc + middle) <= token:
+                low = middle + 1
+            else:
+                high = middle
+        seq = tl.maximum(low - 1, 0)
+        begin = tl.load(query_start_loc + seq)
+        count = tl.load(query_start_loc + seq + 1) - begin
+    _, _, _, _, _, splits = plan(
+        tl.load(seq_lens + seq), count, sliding_window, most_splits, 1, KEYS, WINDOW
+    )
+    # Tokens that pad a batch belong to nobody.
+    splits = tl.where(token - begin < count, splits, 0)
+    weights = tl.load(lse + row * slots + slot, mask=slot < splits, other=float("-inf"))
+    used = weights > NOTHING
+    best = tl.maximum(tl.max(weights, 0), NOTHING)
+    if SINKS:
+        sink = tl.maximum(tl.load(sinks + row % HEADS) * LOG2E, NOTHING)
+        best = tl.maximum(best, sink)
+    weights = tl.exp2(weights - best)
+    total = tl.sum(weights, 0)
+    if SINKS:
+        total += tl.where(sink > NOTHING, tl.exp2(sink - best), 0.0)
+    parts = tl.load(
+        partial + (row * slots + slot)[:, None] * HEAD_SIZE + dims[None, :],
+        mask=used[:, None] & (dims < HEAD_SIZE)[None, :], other=0.0,
+    )  # fmt: skip
+    result = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + row * HEAD_SIZE + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_SIZE)
+    if WRITE_LSE:
+        joined = tl.where(total > 0, best + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
+        tl.store(out_lse + row, joined)

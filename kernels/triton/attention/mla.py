@@ -1,0 +1,334 @@
+"""Attention over latents: one vector a token is key and value of all heads at once.
+
+Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2") with its projections of keys and
+values taken into the queries and behind the results: a key is a rotated part and a latent behind
+it, 64 and 512 values in DeepSeek's models; the latent alone is the value. A block is read once for
+all heads of a tile, and for both products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention_args import LatentArgs
+from kernels.tensors import check_vector, describe, token_stride
+from kernels.triton.attention.kernels import reduce_kernel
+from kernels.triton.attention.paged import DECODE_QUERIES, check_cache_scales
+from kernels.triton.attention.tile import (
+    LOG2E,
+    NOTHING,
+    SPLIT_KEYS,
+    find_sequence,
+    load_tile,
+    places_of,
+    plan,
+    share_of,
+    split_at,
+    to_operand,
+)
+from kernels.triton.attention.tile_sizes import (
+    MOST_SPLITS,
+    SHARED_8,
+    Tile,
+    most_splits,
+    programs_for,
+    prompt_splits,
+)
+from kernels.triton.attention.walk import put_state
+from kernels.triton.fp8 import KINDS
+from kernels.triton.launch import INTERPRETED, Target, launch, target_of
+
+# -- The kernels of attention over latents: a tile of queries over all keys, or over splits.
+
+
+@triton.jit
+def load_latent_queries(
+    q, q_stride, begin, count, length, first,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    PADDED: tl.constexpr, BESIDE: tl.constexpr, ROWS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The program's heads of a sequence's queries from `first` on.
+
+    A row is (query, head of the block of GROUP). Returns (what meets latents [ROWS, PADDED], what
+    is rotated [ROWS, BESIDE], positions, tokens, heads, which rows are there).
+    """
+    rows = tl.arange(0, ROWS)
+    query = first + rows // GROUP
+    head = tl.program_id(1) * GROUP + rows % GROUP
+    valid = (rows < ROWS // GROUP * GROUP) & (query < count) & (head < HEADS)
+    token = (begin + query).to(tl.int64)
+    at = token * q_stride + head * (LATENT + ROTATED)
+    low = load_tile(q, at + ROTATED, valid, tl.arange(0, PADDED), LATENT, True)
+    high = load_tile(q, at, valid, tl.arange(0, BESIDE), ROTATED, True)
+    if UPCAST:
+        low = low.to(tl.float32)
+        high = high.to(tl.float32)
+    return low, high, length - count + query, token, head, valid
+
+
+@triton.jit
+def walk_latents(
+    q, q_beside, position, start, stop, cache, table, scales, scale,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, PADDED: tl.constexpr, BESIDE: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TOKEN_SCALES: tl.constexpr,
+    FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the keys [start, stop), of which a row sees those up to its position.
+
+    `start` is a multiple of KEYS. Returns (accumulated, best, total): sums of latents and of
+    weights, and their exponents.
+    """
+    dims = tl.arange(0, PADDED)
+    beside = tl.arange(0, BESIDE)
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    accumulated = tl.zeros((ROWS, PADDED), tl.float32)
+    for first in tl.range(start, stop, KEYS):
+        offsets = first + tl.arange(0, KEYS)
+        there = offsets < stop
+        place = places_of(table, first, offsets, there, 0, 1, PAGE, KEYS, True)
+        at = place * (LATENT + ROTATED)
+        latents = load_tile(cache, at + ROTATED, there, dims, LATENT, True)
+        rotated = load_tile(cache, at, there, beside, ROTATED, True)
+        latents = to_operand(latents, q.dtype, FP8, UPCAST)
+        rotated = to_operand(rotated, q.dtype, FP8, UPCAST)
+        scores = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
+        scores = tl.dot(q_beside, tl.trans(rotated), scores, input_precision=PRECISION)
+        if TOKEN_SCALES:
+            size = tl.load(scales + place, mask=there, other=0.0)
+            scores *= size[None, :]
+        visible = there[None, :] & (offsets[None, :] <= position[:, None])
+        scores = tl.where(visible, scores * (scale * LOG2E), float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        if TOKEN_SCALES:
+            weights *= size[None, :]
+        accumulated *= shrink[:, None]
+        accumulated = tl.dot(
+            weights.to(latents.dtype), latents, accumulated, input_precision=PRECISION
+        )
+        best = higher
+    return accumulated, best, total
+
+
+@triton.jit(
+    do_not_specialize=("num_seqs", "table_stride"),
+    do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_start_loc"),
+)
+def latent_attention_kernel(
+    out, q, cache, block_tables, seq_lens, query_start_loc, scales,
+    q_stride, table_stride, num_seqs, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    PADDED: tl.constexpr, BESIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries with GROUP of their heads, over all keys that they see.
+
+    Grid (tiles, blocks of heads). SCALES: one for the cache. Every block of keys is masked, so that
+    a row's are computed alike wherever the tile's other rows end.
+    """
+    QUERIES: tl.constexpr = ROWS // GROUP
+    # The last tiles of a prompt have most to do: they begin first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    seq = find_sequence(query_start_loc, tile, num_seqs, QUERIES)
+    begin = tl.load(query_start_loc + seq)
+    count = tl.load(query_start_loc + seq + 1) - begin
+    first = (tile - (begin // QUERIES + seq)) * QUERIES
+    if first >= count:
+        return
+    if SCALES:
+        scale *= tl.load(scales)
+    length = tl.load(seq_lens + seq)
+    low, high, position, token, head, valid = load_latent_queries(
+        q, q_stride, begin, count, length, first,
+        HEADS, GROUP, LATENT, ROTATED, PADDED, BESIDE, ROWS, UPCAST,
+    )  # fmt: skip
+    stop = tl.minimum(length - count + first + QUERIES, length)
+    accumulated, best, total = walk_latents(
+        low, high, position, 0, stop, cache, block_tables + seq.to(tl.int64) * table_stride, scales,
+        scale, LATENT, ROTATED, PADDED, BESIDE, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8, PRECISION,
+        UPCAST,
+    )  # fmt: skip
+    inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
+    put_state(
+        out, scales, accumulated, best, total, token * HEADS + head, 0, scales, inside, valid,
+        LATENT, SCALES, False,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=("num_seqs", "table_stride", "slots", "most_splits"),
+    do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_start_loc"),
+)
+def split_latent_attention_kernel(
+    partial, lse, q, cache, block_tables, seq_lens, query_start_loc, scales,
+    q_stride, table_stride, num_seqs, scale, slots, most_splits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    PADDED: tl.constexpr, BESIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """As `latent_attention_kernel`, but the keys of each sequence are split.
+
+    Grid (programs, blocks of heads). Keys are shared out as in `split_attention_kernel`; states go
+    to partial [T, HEADS, slots, LATENT] and lse [T, HEADS, slots].
+    """
+    QUERIES: tl.constexpr = ROWS // GROUP
+    if SCALES:
+        scale *= tl.load(scales)
+    seq, before, place, end = share_of(
+        seq_lens, query_start_loc, num_seqs, 0, most_splits, QUERIES, KEYS, False
+    )
+    while before + place < end:
+        begin = tl.load(query_start_loc + seq)
+        count = tl.load(query_start_loc + seq + 1) - begin
+        length = tl.load(seq_lens + seq)
+        tiles, blocks, first_block, width, first_split, splits = plan(
+            length, count, 0, most_splits, QUERIES, KEYS, False
+        )
+        if place >= tiles * blocks:
+            before += tiles * blocks
+            place = tl.zeros_like(place)
+            seq += 1
+        else:
+            tile = place // blocks
+            slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
+            if (slot < splits) & (before + place < end):
+                low, high, position, token, head, valid = load_latent_queries(
+                    q, q_stride, begin, count, length, tile * QUERIES,
+                    HEADS, GROUP, LATENT, ROTATED, PADDED, BESIDE, ROWS, UPCAST,
+                )  # fmt: skip
+                seen = tl.minimum(length - count + (tile + 1) * QUERIES, length)
+                start = slot * width * KEYS
+                accumulated, best, total = walk_latents(
+                    low, high, position, start, tl.minimum(start + width * KEYS, seen), cache,
+                    block_tables + seq.to(tl.int64) * table_stride, scales, scale,
+                    LATENT, ROTATED, PADDED, BESIDE, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8, PRECISION,
+                    UPCAST,
+                )  # fmt: skip
+                inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
+                put_state(
+                    partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
+                    0, scales, inside, valid, LATENT, SCALES, True,
+                )  # fmt: skip
+                place += 1
+
+
+MOST_LATENT, MOST_ROTATED = 512, 128
+"""Values of a latent and of the part beside it that a tile has registers for."""
+MOST_STATES = 2048
+"""Of a sequence's queries: parts of it times heads. Each is a latent of float32, and a batch of 256
+sequences has some gigabyte of them at most."""
+
+
+def latent_tile(target: Target, rows: int, itemsize: int = 2) -> Tile:
+    """For so many rows of (query, head): with more of them, or of keys, sums of 512 values don't
+    fit registers."""
+    large = target.shared > SHARED_8
+    rows = 16 if rows <= 16 or not large else 32
+    if INTERPRETED:
+        return Tile(rows, 16, 1, 1)
+    if itemsize == 4:
+        return Tile(16, 16, 8, 1)
+    stages = 5 if rows == 16 else 7
+    return Tile(rows, 32, rows // 4, stages, programs=2 if large and rows == 16 else 1)
+
+
+def latent_attention(
+    args: LatentArgs, *, programs: int | None = None, invariant: bool = False
+) -> Tensor:
+    """See `KernelSet.latent_attention`: [T, Hq, latent], contiguous.
+
+    A latent has at most 512 values, what is rotated beside it 128. Caches may be int8 with a scale
+    a token, or float8_e4m3fn or float8_e5m2 with one in all, or none. `programs`, `invariant` and
+    what is the same to the bit: as for `paged_attention`. Needs no word from the device.
+    """
+    q, latent, page = args.q, args.latent, args.cache.shape[2]
+    tokens, heads, _ = q.shape
+    scales = _check(args)
+    shape = (tokens, heads, latent)
+    out = args.new_out() if args.out is None else args.out
+    if out.shape != shape or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"out {describe(out)} must be contiguous {list(shape)}, of q's dtype")
+    target, sequences = target_of(q.device), len(args.block_tables)
+    prompts = tokens > sequences * DECODE_QUERIES
+    queries = triton.cdiv(tokens, max(1, sequences)) if not invariant else DECODE_QUERIES
+    tile = latent_tile(target, heads * queries, q.element_size())
+    group = min(heads, tile.rows)
+    blocks, each = triton.cdiv(heads, group), tile.rows // group
+    tiles = tokens // each + sequences if tokens else 0
+    kind = KINDS.get(args.cache.dtype, 0)
+    cache = args.cache.view(torch.uint8) if kind else args.cache
+    rotated = q.shape[2] - latent
+    variation: dict[str, Any] = {
+        "HEADS": heads, "GROUP": group, "LATENT": latent, "ROTATED": rotated,
+        "PADDED": _padded(latent), "BESIDE": _padded(rotated), "PAGE": page, "ROWS": tile.rows,
+        "KEYS": tile.keys, "SCALES": int(scales in ("tensor", "head")),
+        "TOKEN_SCALES": scales == "token", "FP8": kind + 2 * (kind > 0 and target.native_fp8),
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        # The interpreter's product of bfloat16 is wrong.
+        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16,
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
+    lengths = (args.seq_lens, args.query_start_loc)
+    batch = (q, cache, args.block_tables, *lengths, args.scales)
+    settings = (token_stride(q), args.block_tables.stride(0), sequences, args.scale)
+    few = tiles * blocks < target.processors if programs is None else programs > 1
+    if invariant or (prompts and not few):
+        launch(latent_attention_kernel, (tiles, blocks), out, *batch, *settings, **variation)
+        return out
+    states = heads
+    splits = most_splits(target, blocks)
+    if prompts:
+        splits = prompt_splits(target, blocks, tiles * blocks)
+    else:
+        states *= queries
+    splits = min(splits, max(1, MOST_STATES // triton.next_power_of_2(max(1, states))))
+    slots = max(1, min(splits, triton.cdiv(args.block_tables.shape[1] * page, SPLIT_KEYS.value)))
+    partial = torch.empty((tokens, heads, slots, latent), dtype=torch.float32, device=q.device)
+    sums = torch.empty((tokens, heads, slots), dtype=torch.float32, device=q.device)
+    programs = (programs or programs_for(target, tile, blocks)) if tokens else 0
+    launch(
+        split_latent_attention_kernel, (programs, blocks), partial, sums, *batch, *settings, slots,
+        splits, **variation,
+    )  # fmt: skip
+    launch(
+        reduce_kernel, (tokens * heads,), out, None, partial, sums, None, *lengths, sequences, 0,
+        slots, splits, HEADS=heads, HEAD_SIZE=latent, PADDED=_padded(latent), MOST=MOST_SPLITS,
+        KEYS=tile.keys, WINDOW=False, SINKS=False, WRITE_LSE=False, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def _padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
+def _check(args: LatentArgs) -> str:
+    """Raise ValueError where shapes or dtypes don't fit; returns what kind of scales there are."""
+    q, cache, tables, latent = args.q, args.cache, args.block_tables, args.latent
+    size = q.shape[2]
+    for name, value, most in (
+        ("latent", latent, MOST_LATENT), ("rotated part", size - latent, MOST_ROTATED),
+    ):  # fmt: skip
+        if not 1 <= value <= most:
+            raise ValueError(f"a {name} of {value} isn't supported: from 1 to {most}")
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"q {describe(q)} must be float32, float16 or bfloat16")
+    if cache.dim() != 4 or cache.shape[1:] != (1, cache.shape[2], size):
+        raise ValueError(f"a cache {describe(cache)} doesn't fit heads of {size}")
+    if not cache.is_contiguous():
+        raise ValueError("a cache of latents must be contiguous")
+    if tables.dim() != 2 or tables.dtype != torch.int32 or not tables.is_contiguous():
+        raise ValueError("block_tables must be contiguous int32")
+    check_vector("seq_lens", args.seq_lens, len(tables), torch.int32)
+    check_vector("query_start_loc", args.query_start_loc, len(tables) + 1, torch.int32)
+    return check_cache_scales(cache, args.scales, args.scales)

@@ -1,0 +1,135 @@
+"""How attention is cut up, by architecture, head size and phase: a table, not a search.
+
+A tile holds ROWS rows of (query, head of a group) and KEYS keys. `python -m tools.triton.tune`
+measures candidates on a GPU and prints the rows to write here; nothing is tuned while serving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+
+from kernels.triton.launch import Target
+
+MOST_SPLITS = 64
+SHARED_8 = 166_912
+"""Bytes of shared memory of a program on 8.0; 8.6, 8.9 and 12.0 have 101,376."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one kernel is cut up and scheduled.
+
+    `registers` holds a thread to so many: what lets one more program run on each processor, and
+    still spills next to nothing. `programs` run on a processor side by
+    side, at least: where keys are split, there are so many and no more. `ahead`: stages where a
+    block's keys are multiplied before the values of the block in front of it; 0: they never are.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    programs: int = 1
+    ahead: int = 0
+
+
+#: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
+#: largest that it serves. Triton spends every second stage on the look-up in the page table: of n
+#: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
+TABLE: dict[tuple[int, str], dict[int, Tile]] = {
+    (8, "prefill"): {
+        64: Tile(128, 64, 8, 5),
+        128: Tile(128, 32, 8, 5),
+        256: Tile(64, 32, 8, 3),
+    },
+    (8, "decode"): {
+        64: Tile(16, 64, 4, 6, None, 2),
+        128: Tile(16, 32, 4, 6, None, 2),
+        256: Tile(16, 32, 4, 4, None, 1),
+    },
+    (9, "prefill"): {
+        64: Tile(128, 128, 8, 5, ahead=3),
+        128: Tile(128, 128, 8, 5, ahead=3),
+        256: Tile(128, 32, 8, 7, ahead=5),
+    },
+    (9, "decode"): {
+        64: Tile(16, 128, 4, 6, None, 3),
+        128: Tile(16, 64, 4, 6, 168, 3),
+        256: Tile(16, 32, 4, 6, None, 2),
+    },
+    (10, "prefill"): {
+        64: Tile(128, 128, 8, 3),
+        128: Tile(128, 64, 8, 3),
+        256: Tile(128, 32, 8, 3),
+    },
+    (10, "decode"): {
+        64: Tile(16, 128, 4, 6, None, 3),
+        128: Tile(16, 64, 4, 6, 168, 3),
+        256: Tile(16, 32, 4, 6, None, 2),
+    },
+}
+WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
+"""float32 operands go through the matrix units in three tf32 parts: registers are short."""
+
+INTERPRETED = {"prefill": Tile(32, 32, 1, 1, ahead=1), "decode": Tile(16, 32, 1, 1)}
+
+
+def architecture_of(target: Target) -> int:
+    """The table's row for a device: that of 8.0 where shared memory is as small, or smaller."""
+    return min(10, max(8, target.capability // 10)) if target.shared > SHARED_8 else 8
+
+
+def tile_for(
+    target: Target, phase: str, padded: int, least: int, itemsize: int, cache_itemsize: int = 2
+) -> Tile:
+    """The tile for queries of `itemsize` bytes, of at least so many rows: a whole group of heads
+    or more."""
+    if target.capability == 0:
+        tile = INTERPRETED[phase]
+    elif itemsize == 4:
+        tile = WIDE[phase] if padded <= 128 else Tile(16, 16, 8, 1)
+    else:
+        sizes = TABLE[architecture_of(target), phase]
+        tile = sizes[min(size for size in sizes if size >= min(padded, max(sizes)))]
+    rows = tile.rows
+    while rows < least:
+        rows *= 2
+    if target.capability == 0:
+        return replace(tile, rows=rows)
+    if rows > tile.rows:
+        # A warp has 16 rows: with more, sums don't fit its registers.
+        warps = max(tile.warps, min(16, rows // 16))
+        programs = 2 if rows <= 64 and architecture_of(target) >= 9 else 1
+        return replace(tile, rows=rows, warps=warps, registers=None, programs=programs)
+    if itemsize == 2 and cache_itemsize != 2 and phase == "prefill":
+        # Keys and values that are converted need registers.
+        return replace(tile, keys=min(64, tile.keys))
+    return tile
+
+
+def most_splits(target: Target, kv_heads: int) -> int:
+    """Into how many splits the keys of a sequence go at most: a power of two in [16, 64].
+
+    So many that one sequence alone keeps all processors busy. Of the batch it knows nothing, so
+    that a sequence is cut up the same in each.
+    """
+    wanted = max(1, target.processors // kv_heads)
+    return min(MOST_SPLITS, max(16, 1 << (wanted.bit_length() - 1)))
+
+
+def prompt_splits(target: Target, kv_heads: int, programs: int) -> int:
+    """The same for prompts of which `programs` programs would leave processors idle.
+
+    Only so many that their parts, four for each processor, keep all busy: a part is a float32 row
+    for each query, and of a prompt of a thousand tokens 16 of them are hundreds of megabytes.
+    """
+    wanted = triton.next_power_of_2(triton.cdiv(4 * target.processors, max(1, programs)))
+    return min(most_splits(target, kv_heads), max(2, wanted))
+
+
+def programs_for(target: Target, tile: Tile, kv_heads: int) -> int:
+    """Among how many programs a KV head the splits of a batch are shared: what runs at once."""
+    return max(1, target.processors * tile.programs // kv_heads)

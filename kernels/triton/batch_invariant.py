@@ -1,0 +1,186 @@
+"""`InvariantTritonKernels`: a row's result has the same bits whatever is computed beside it.
+
+Matrix units and libraries choose the order in which they sum by the size of a batch. Here each
+operation has one way of being cut up for any number of rows, and each row's sums one order: the
+keys of a sequence from its first on, the columns of a weight from the first on, and nothing is
+split. So a position's logits are those of its decode, of any chunk and beside any neighbours; the
+price is what splitting and sizes by phase have brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.interface import LinearLayer
+from kernels.layers import HeadLinears
+from kernels.linear_factory import Codes, Coding
+from kernels.tensors import describe
+from kernels.triton.attention import latent_attention, paged_attention
+from kernels.triton.kernel_set import TritonKernels
+from kernels.triton.launch import INTERPRETED, launch
+from kernels.triton.linear import BatchedHeadLinears, TorchLinear, check_heads
+from kernels.triton.moe import fused_experts
+from kernels.triton.quantized.linear import QuantisedLinear
+
+ROWS = 64
+"""Tiles are chosen as for so many rows, however many there are."""
+#: Rows, columns and depth of a tile, by bytes of an operand.
+_TILES = {2: (64, 128, 64), 4: (32, 64, 32)}
+
+
+@triton.jit(do_not_specialize=("rows",))
+def linear_kernel(
+    out, x, weight, bias, rows, x_stride, x_head, out_stride, out_head,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of columns, blocks of rows, heads): x weight^T + bias, summed up from column 0
+    on. The weights of heads lie over each other.
+
+    WIDE: operands of different types, or of one that the interpreter can't multiply, as float32.
+    """
+    row = tl.program_id(1) * BM + tl.arange(0, BM)
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    there, wanted = row < rows, column < COLUMNS
+    head = tl.program_id(2).to(tl.int64)
+    left = x + head * x_head + row.to(tl.int64)[:, None] * x_stride + depth[None, :]
+    right = weight + head * COLUMNS * DEPTH
+    right += column.to(tl.int64)[None, :] * DEPTH + depth[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in tl.range(0, DEPTH, BK):
+        inside = start + depth < DEPTH
+        a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0.0)
+        if WIDE:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + column, mask=wanted, other=0.0)[None, :].to(tl.float32)
+    to = out + head * out_head + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+
+
+def multiply(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """out [T, heads, N] = x [T, heads, K] weight^T, of each head or of one [N, K], by one tile."""
+    columns, depth = weight.shape[-2:]
+    wide = x.dtype != weight.dtype or (INTERPRETED and x.dtype == torch.bfloat16)
+    floats = wide or x.dtype == torch.float32
+    bm, bn, bk = (16, 32, 32) if INTERPRETED else _TILES[4 if floats else 2]
+    rows, heads = x.shape[:2]
+    launch(
+        linear_kernel, (triton.cdiv(columns, bn), triton.cdiv(rows, bm), heads), out, x, weight,
+        bias, rows, x.stride(0), x.stride(1), out.stride(0), out.stride(1), COLUMNS=columns,
+        DEPTH=depth, BM=bm, BN=bn, BK=bk, BIAS=bias is not None, WIDE=wide,
+        PRECISION="tf32x3" if floats else "tf32", num_warps=4, num_stages=2 if floats else 3,
+    )  # fmt: skip
+
+
+class InvariantHeadLinears(BatchedHeadLinears):
+    """All heads by the same kernel."""
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See `HeadLinears.__call__`."""
+        check_heads(x, out, self.weight)
+        multiply(out, x, self.weight, None)
+
+
+class InvariantLinear(TorchLinear):
+    """A layer of floats by one kernel with one tile."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        if x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        shape = (len(x), self.out_features)
+        made = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        if made.shape != shape or not made.is_contiguous():
+            raise ValueError(f"out {describe(made)} must be contiguous {list(shape)}")
+        weight = self.weight = self.weight.contiguous()
+        multiply(made.unsqueeze(1), x.unsqueeze(1), weight, self.bias)
+        return made
+
+
+class InvariantTritonKernels(TritonKernels):
+    """`TritonKernels`, cut up one way.
+
+    Norms, gates, rotations, routing and all that chooses a token work row by row as they are.
+    """
+
+    version = "batch-invariant"
+    batch_invariant = True
+    expert_rows = ROWS
+
+    def __init__(self, device: torch.device | str, why: str) -> None:
+        super().__init__(device, f"{why}; batch-invariant")
+
+    def PackedLinear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """See `KernelSet.PackedLinear`."""
+        added = None if bias is None else bias.to(self.device)
+        if quantization is not None:
+            return self._quantised([weight], added, quantization, group_size)
+        return InvariantLinear(weight.to(self.device), added, round_inputs=round_inputs)
+
+    def _quantised(
+        self,
+        pieces: Iterable[Tensor],
+        bias: Tensor | None,
+        quantization: str,
+        group_size: int | None,
+    ) -> LinearLayer:
+        return _alike(super()._quantised(pieces, bias, quantization, group_size))
+
+    def IntegerLinear(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        zeros: Tensor | None = None,
+    ) -> LinearLayer:
+        """See `KernelSet.IntegerLinear`."""
+        return _alike(super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros))
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedCodedLinear`."""
+        return _alike(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
+
+    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+        """See `KernelSet.head_linears`."""
+        return InvariantHeadLinears(layers)
+
+    paged_attention = staticmethod(partial(paged_attention, invariant=True))
+    latent_attention = staticmethod(partial(latent_attention, invariant=True))
+    fused_experts = staticmethod(partial(fused_experts, tile=ROWS))
+
+
+def _alike(layer: LinearLayer) -> LinearLayer:
+    """A quantised layer that is cut up as for `ROWS` rows."""
+    if isinstance(layer, QuantisedLinear):
+        layer.alike = ROWS
+    return layer

@@ -1,0 +1,195 @@
+"""Shrink and expand (Chen et al. 2023, "Punica"; Sheng et al. 2023, "S-LoRA").
+
+Neither grid depends on which adapters a batch has: programs walk over as many tiles of rows as the
+device's memory says there are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# -- An adapter's entry in a table of eight numbers each, and what a tile of rows does with it.
+#
+# Linear layers and experts find the entry of a tile's rows in ways of their own; from there on they
+# are alike.
+
+
+#: Numbers of an entry.
+FIELDS = tl.constexpr(8)
+#: Which is which: addresses of A, B, B's blocks and the factors of h; the padded rank; addresses of
+#: gain and shift, 0 for none; 1 where the adapter changes the layer, else 0.
+INNER = tl.constexpr(0)
+OUTER = tl.constexpr(1)
+BLOCKS = tl.constexpr(2)
+FACTORS = tl.constexpr(3)
+RANK = tl.constexpr(4)
+GAIN = tl.constexpr(5)
+SHIFT = tl.constexpr(6)
+CHANGES = tl.constexpr(7)
+#: Ranks that are multiplied at once: the parts of an adapter are padded to it.
+RANKS = tl.constexpr(16)
+#: Columns of a block of B.
+COLUMN_BLOCK = 64
+
+
+@triton.jit
+def entry_of(table, number):
+    """The entry of that number."""
+    return table + number.to(tl.int64) * FIELDS
+
+
+@triton.jit
+def shrink_rows(
+    h, x, entry, source, row, there, rows, x_stride, width,
+    DEPTH: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """h[split, row] = factors * x[source] A^T for those rows of a tile that are `there`.
+
+    Programs of the grid's first dimension share the ranks, those of its third the depth: each
+    split's part is the sum over its own. h float32 [SPLITS, rows, width].
+    """
+    share: tl.constexpr = (DEPTH + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    first = tl.program_id(2) * share
+    last = tl.minimum(first + share, DEPTH)
+    depth = tl.arange(0, BLOCK_K)
+    each = tl.arange(0, RANKS)
+    matrix = tl.load(entry + INNER).to(tl.pointer_type(x.dtype.element_ty))
+    factors = tl.load(entry + FACTORS).to(tl.pointer_type(tl.float32))
+    ranks = tl.load(entry + RANK).to(tl.int32)
+    left = x + source[:, None] * x_stride + depth[None, :]
+    for rank in tl.range(tl.program_id(0) * RANKS, ranks, tl.num_programs(0) * RANKS):
+        right = matrix + (rank + each)[None, :].to(tl.int64) * DEPTH + depth[:, None]
+        if DEPTH % 16 == 0:
+            # Of an address from a table the compiler knows nothing: torch aligns all.
+            right = tl.multiple_of(right, (16, 16))
+        total = tl.zeros((TILE, RANKS), tl.float32)
+        for start in tl.range(first, last, BLOCK_K):
+            if DEPTH % BLOCK_K == 0:
+                a = tl.load(left + start, mask=there[:, None], other=0.0)
+                b = tl.load(right + start)
+            else:
+                inside = start + depth < DEPTH
+                a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0.0)
+                b = tl.load(right + start, mask=inside[:, None], other=0.0)
+            if UPCAST:
+                a = a.to(tl.float32)
+                b = b.to(tl.float32)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+        total *= tl.load(factors + rank + each)[None, :]
+        to = (tl.program_id(2).to(tl.int64) * rows + row) * width
+        tl.store(h + to[:, None] + (rank + each)[None, :], total, mask=there[:, None])
+
+
+@triton.jit
+def expand_rows(
+    total, h, entry, row, there, block, rows, width, dtype,
+    TILE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """total [TILE, BLOCK_N] + h[row] B^T, for one block of B's columns.
+
+    A block of B is [BLOCK_N, ranks], and meets the ranks of h from `start` on: three numbers say
+    where it is, `start` and `ranks`. `dtype`: any pointer to numbers of B's kind.
+    """
+    own = tl.arange(0, BLOCK_N)
+    each = tl.arange(0, RANKS)
+    place = tl.load(entry + BLOCKS).to(tl.pointer_type(tl.int32)) + block * 3
+    offset = tl.multiple_of(tl.load(place), 16)
+    start = tl.multiple_of(tl.load(place + 1), 16)
+    ranks = tl.multiple_of(tl.load(place + 2), 16)
+    matrix = tl.load(entry + OUTER).to(tl.pointer_type(dtype.dtype.element_ty))
+    right = matrix + offset + own[None, :] * ranks + each[:, None]
+    right = tl.multiple_of(right, (16, 16))
+    left = h + row[:, None] * width + start + each[None, :]
+    for rank in tl.range(0, ranks, RANKS):
+        low = tl.zeros((TILE, RANKS), tl.float32)
+        for split in range(SPLITS):
+            part = left + split * rows.to(tl.int64) * width + rank
+            low += tl.load(part, mask=there[:, None], other=0.0)
+        b = tl.load(right + rank)
+        a = low.to(b.dtype)
+        if UPCAST:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def shrink_kernel(
+    h,
+    x,
+    table,
+    order,
+    owners,
+    count,
+    tokens,
+    x_stride,
+    width,
+    DEPTH: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Grid (programs of ranks, programs of tiles, SPLITS): h[split, row] = factors * x[row] A^T,
+    each split's the sum over its part of the depth; h float32 [SPLITS, tokens, width].
+    """
+    for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+        entry = entry_of(table, tl.load(owners + tile))
+        row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+        shrink_rows(
+            h, x, entry, row, row, row >= 0, tokens, x_stride, width,
+            DEPTH, TILE, BLOCK_K, SPLITS, PRECISION, UPCAST,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def expand_kernel(
+    y,
+    h,
+    table,
+    order,
+    owners,
+    count,
+    tokens,
+    y_stride,
+    width,
+    dtype,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Grid (blocks of columns, programs of tiles): y[row] = gain * (y[row] + h[row] B^T) + shift.
+
+    `dtype`: any pointer to numbers of B's kind.
+    """
+    block = tl.program_id(0)
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = column < COLUMNS
+    for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+        entry = entry_of(table, tl.load(owners + tile))
+        if tl.load(entry + CHANGES) != 0:
+            row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+            inside = (row >= 0)[:, None] & wanted[None, :]
+            to = y + row[:, None] * y_stride + column[None, :]
+            total = tl.load(to, mask=inside, other=0.0).to(tl.float32)
+            total = expand_rows(
+                total, h, entry, row, row >= 0, block, tokens, width, dtype,
+                TILE, BLOCK_N, SPLITS, PRECISION, UPCAST,
+            )  # fmt: skip
+            gain = tl.load(entry + GAIN)
+            if gain != 0:
+                at = gain.to(tl.pointer_type(tl.float32)) + column
+                total *= tl.load(at, mask=wanted, other=0.0)[None, :]
+            shift = tl.load(entry + SHIFT)
+            if shift != 0:
+                at = shift.to(tl.pointer_type(tl.float32)) + column
+                total += tl.load(at, mask=wanted, other=0.0)[None, :]
+            tl.store(to, total.to(y.dtype.element_ty), mask=inside)

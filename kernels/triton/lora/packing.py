@@ -1,0 +1,226 @@
+"""An adapter's matrices as kernels read them: ranks padded, B in blocks of columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora, check_lora
+from kernels.triton.lora.kernels import COLUMN_BLOCK, FACTORS, INNER, RANK, RANKS, entry_of
+
+_RANKS: int = RANKS.value
+
+
+def padded_rank(rank: int) -> int:
+    """A part's rank as it is kept."""
+    return triton.cdiv(rank, _RANKS) * _RANKS
+
+
+class TritonLora(PackedLora):
+    """`LoraWeights` for `shrink_kernel` and `expand_kernel`."""
+
+    def __init__(self, lora: LoraWeights, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ValueError for what doesn't fit together."""
+        check_lora(lora)
+        self.in_features, self.out_features = lora.a.shape[1], lora.out_features
+        a, factors, parts = _over_each_other(lora)
+        b, blocks = blocks_of(parts, lora.out_features)
+        self.rank = len(a)
+        self.a, self.b = a.to(dtype).to(device), b.to(dtype).to(device)
+        self.blocks, self.factors = blocks.to(device), factors.to(device)
+        self.gain, self.shift = (
+            None if vector is None else vector.contiguous().to(device)
+            for vector in (lora.gain, lora.shift)
+        )
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors() if tensor is not None)
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.a, self.b, self.blocks, self.factors, self.gain, self.shift
+
+    def entry(self) -> list[int]:
+        """The numbers by which kernels find it."""
+        a, b, blocks, factors, gain, shift = (
+            0 if tensor is None else tensor.data_ptr() for tensor in self._tensors()
+        )
+        return [a, b, blocks, factors, self.rank, gain, shift, 1]
+
+
+def _over_each_other(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraPart]]:
+    """A with each part's ranks padded, the factors of what comes of it, and where parts meet it.
+
+    Parts that share ranks and a factor go on sharing them.
+    """
+    kept: list[Tensor] = []
+    factors: list[Tensor] = []
+    starts: dict[tuple[int, int, float], int] = {}
+    parts, rank = [], 0
+    for part in lora.parts:
+        own = part.b.shape[1]
+        key = part.start, own, part.scale
+        if key not in starts:
+            starts[key] = rank
+            size = padded_rank(own)
+            some = lora.a.new_zeros(size, lora.a.shape[1])
+            some[:own] = lora.a[part.start : part.start + own]
+            kept.append(some)
+            factors.append(torch.full((size,), part.scale, dtype=torch.float32))
+            rank += size
+        parts.append(replace(part, start=starts[key]))
+    if not kept:
+        return lora.a.new_zeros(0, lora.a.shape[1]), torch.zeros(0), parts
+    return torch.cat(kept), torch.cat(factors), parts
+
+
+def blocks_of(parts: list[LoraPart], columns: int) -> tuple[Tensor, Tensor]:
+    """B in blocks of columns, each with the ranks that its columns meet, one behind the other; and
+    of each block where it begins, and the first rank and the number of them, int32 [blocks, 3].
+    """
+    found: list[Tensor] = []
+    places: list[tuple[int, int, int]] = []
+    total = 0
+    for first in range(0, columns, COLUMN_BLOCK):
+        last = min(first + COLUMN_BLOCK, columns)
+        here = [part for part in parts if part.b.shape[1] and _meets(part, first, last)]
+        start = min((part.start for part in here), default=0)
+        end = max((part.start + padded_rank(part.b.shape[1]) for part in here), default=0)
+        block = torch.zeros(COLUMN_BLOCK, end - start, dtype=parts[0].b.dtype if parts else None)
+        for part in here:
+            above, below = max(first, part.first), min(last, part.first + len(part.b))
+            own = part.b[above - part.first : below - part.first]
+            at = part.start - start
+            block[above - first : below - first, at : at + own.shape[1]] = own
+        found.append(block.flatten())
+        places.append((total, start, end - start))
+        total += block.numel()
+    if total >= 1 << 31:
+        raise ValueError(f"an adapter of {columns} columns has {total} numbers in its B: too many")
+    return torch.cat(found), torch.tensor(places, dtype=torch.int32)
+
+
+def _meets(part: LoraPart, first: int, last: int) -> bool:
+    return part.first < last and first < part.first + len(part.b)
+
+
+# -- Adapters of an embedding: rows of their own, and what low rank adds to a token's row.
+#
+# What a linear layer's shrink makes of x, each token has for itself here; it is expanded alike.
+
+
+#: Numbers of an entry of rows: addresses of a whole table, of single tokens' names and of their
+#: values, 0 for none; how many such tokens there are, and the largest power of two among that.
+TABLE = tl.constexpr(0)
+NAMES = tl.constexpr(1)
+VALUES = tl.constexpr(2)
+COUNT = tl.constexpr(3)
+POWER = tl.constexpr(4)
+
+
+@triton.jit
+def embed_kernel(
+    x, h, ids, ranks_table, rows_table, order, owners, count, x_stride, width, dtype,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of columns, programs of tiles): rows of x [T, COLUMNS] that adapters replace,
+    and h float32 [T, width], what a token brings to `expand_kernel`.
+
+    `dtype`: any pointer to numbers of the adapters' kind.
+    """
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = (column < COLUMNS)[None, :]
+    each = tl.arange(0, RANKS)
+    for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+        owner = tl.load(owners + tile)
+        row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+        there = row >= 0
+        token = tl.load(ids + row, mask=there, other=0)
+        entry = entry_of(rows_table, owner)
+        to = x + row[:, None] * x_stride + column[None, :]
+        if tl.load(entry + TABLE) != 0:
+            table = tl.load(entry + TABLE).to(tl.pointer_type(dtype.dtype.element_ty))
+            inside = there[:, None] & wanted
+            own = tl.load(table + token[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+        some = tl.load(entry + COUNT)
+        if some != 0:
+            names = tl.load(entry + NAMES).to(tl.pointer_type(tl.int64))
+            # How many of the ascending names are below the token, by bits.
+            below = tl.zeros((TILE,), tl.int64)
+            power = tl.load(entry + POWER)
+            while power > 0:
+                place = below + power - 1
+                less = tl.load(names + place, mask=place < some, other=9223372036854775807) < token
+                below = tl.where(less, below + power, below)
+                power = power >> 1
+            named = tl.load(names + below, mask=below < some, other=-1) == token
+            inside = (there & named)[:, None] & wanted
+            values = tl.load(entry + VALUES).to(tl.pointer_type(dtype.dtype.element_ty))
+            own = tl.load(values + below[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+        entry = entry_of(ranks_table, owner)
+        ranks = tl.load(entry + RANK).to(tl.int32)
+        if tl.program_id(0) == 0:
+            inner = tl.load(entry + INNER).to(tl.pointer_type(dtype.dtype.element_ty))
+            factors = tl.load(entry + FACTORS).to(tl.pointer_type(tl.float32))
+            for rank in tl.range(0, ranks, RANKS):
+                at = token[:, None] * ranks + rank + each[None, :]
+                own = tl.load(inner + at, mask=there[:, None], other=0.0).to(tl.float32)
+                own *= tl.load(factors + rank + each)[None, :]
+                to_h = h + row[:, None] * width + rank + each[None, :]
+                tl.store(to_h, own, mask=there[:, None])
+
+
+class TritonEmbeddingRanks(PackedLora):
+    """What low rank adds to each token's row."""
+
+    def __init__(
+        self, inner: Tensor, b: Tensor, scale: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`inner` [vocabulary, rank], `b` [hidden, rank]."""
+        vocab, own = inner.shape
+        if b.dim() != 2 or b.shape[1] != own:
+            raise ValueError(f"an embedding's b {list(b.shape)} must be of rank {own}")
+        self.in_features, self.out_features, self.rank = vocab, len(b), padded_rank(own)
+        padded = torch.zeros(vocab, self.rank, dtype=dtype, device=device)
+        padded[:, :own] = inner
+        outer, blocks = blocks_of([LoraPart(0, b, 0, scale)], self.out_features)
+        factors = torch.full((self.rank,), scale, dtype=torch.float32, device=device)
+        self._tensors = (padded, outer.to(dtype).to(device), blocks.to(device), factors)
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    def entry(self) -> list[int]:
+        """The numbers by which kernels find it."""
+        return [*(tensor.data_ptr() for tensor in self._tensors), self.rank, 0, 0, 1]
+
+
+class TritonEmbeddingRows(PackedLora):
+    """Rows in the place of the embedding's own: all of them, some, or some of all."""
+
+    rank = 0
+
+    def __init__(self, given: EmbeddingWeights, dtype: torch.dtype, device: torch.device) -> None:
+        rows = [given.table] if given.table is not None else []
+        rows += [given.tokens[1]] if given.tokens is not None else []
+        self.in_features, self.out_features = len(rows[0]), rows[0].shape[1]
+        self._table = None if given.table is None else _kept(given.table, dtype, device)
+        self._names = self._values = None
+        if given.tokens is not None:
+            self._names = _kept(given.tokens[0], torch.int64, device)
+            self._values = _kept(given.tokens[1], dtype, device)
+        tensors = (self._table, self._names, self._values)
+        self._addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def entry(self) -> list[int]:
+        """The numbers by which kernels find it."""
+        count = 0 if self._names is None else len(self._names)
+        power = 1 << (count.bit_length() - 1) if count else 0
+        return [*self._addresses, count, power, 0, 0, 1]
+
+
+def _kept(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy of its own, so that what the adapter's file is mapped to may go."""
+    return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

@@ -1,0 +1,247 @@
+"""A mixture of experts in two grouped products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.lora import MixtureRows
+from kernels.moe import LEAST
+from kernels.tensors import check_vector, describe
+from kernels.triton.elementwise import gate_and_mul
+from kernels.triton.launch import INTERPRETED, launch
+from kernels.triton.moe.grouped_gemm import Groups, align, grouped_gemm, tile_rows
+
+# -- Choosing each token's experts.
+
+
+MOST_EXPERTS = 1024
+
+
+@triton.jit
+def open_groups(
+    left, expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """What experts are chosen by, at -infinity for those of other groups than the TOP_GROUPS whose
+    GROUP_BEST largest add up to most; equal ones by their number upwards.
+    """
+    SIZE: tl.constexpr = EXPERTS // GROUPS
+    group = expert // SIZE
+    places = tl.arange(0, PLACES)
+    sums = tl.full((PLACES,), float("-inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        members = tl.where((group == number) & (expert < EXPERTS), left, float("-inf"))
+        best = tl.max(members, 0)
+        if GROUP_BEST == 2:
+            index = tl.min(tl.where(members == best, expert, PADDED), 0)
+            best += tl.max(tl.where(expert == index, float("-inf"), members), 0)
+        sums = tl.where(places == number, best, sums)
+    opened = tl.zeros((PADDED,), tl.int1)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.max(sums, 0)
+        index = tl.min(tl.where(sums == best, places, PLACES), 0)
+        opened = opened | (group == index)
+        sums = tl.where(places == index, float("-inf"), sums)
+    return tl.where(opened, left, float("-inf"))
+
+
+@triton.jit
+def route_kernel(
+    weights,
+    ids,
+    scores,
+    bias,
+    stride,
+    scale,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
+    SOFTMAX_FIRST: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr,
+    LEAST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    GROUP_PLACES: tl.constexpr,
+):
+    """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards.
+
+    With SIGMOID a score's is its weight. A bias has its say in the choice alone, and so have
+    groups, which are chosen by probabilities or sigmoids, not by scores as they are.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, PADDED)
+    score = tl.load(
+        scores + token * stride + expert, mask=expert < EXPERTS, other=float("-inf")
+    ).to(tl.float32)
+    top = tl.max(score, 0)
+    shares = tl.exp(score - top)
+    total = tl.sum(shares, 0)
+    # What a chosen expert weighs as it is, or stands for the power of.
+    AS_IT_IS: tl.constexpr = SIGMOID or ((BIASED or GROUPS > 1) and SOFTMAX_FIRST)
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-score))
+    elif AS_IT_IS:
+        score = shares / total
+    left = score
+    if BIASED:
+        left += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+    left = tl.where(expert < EXPERTS, left, float("-inf"))
+    if GROUPS > 1:
+        left = open_groups(
+            left, expert, EXPERTS, PADDED, GROUPS, TOP_GROUPS, GROUP_BEST, GROUP_PLACES
+        )
+    places = tl.arange(0, PLACES)
+    found = tl.zeros((PLACES,), tl.int32)
+    parts = tl.zeros((PLACES,), tl.float32)
+    for place in tl.static_range(TOP_K):
+        best = tl.max(left, 0)
+        index = tl.min(tl.where((left == best) & (expert < EXPERTS), expert, PADDED), 0)
+        # Of scores that are no numbers none is the best: even then ids name experts that are there.
+        index = tl.minimum(index, EXPERTS - 1)
+        found = tl.where(places == place, index, found)
+        if BIASED:
+            best = tl.sum(tl.where(expert == index, score, 0.0), 0)
+        if not AS_IT_IS:
+            best = tl.exp(best - top)
+        parts = tl.where(places == place, best, parts)
+        left = tl.where(expert == index, float("-inf"), left)
+    # Softmax over the chosen alone is what renormalising a softmax over all comes to.
+    if AS_IT_IS:
+        # Sigmoids may all be nothing.
+        divisor = tl.sum(parts, 0) + LEAST if RENORMALIZE else 1.0
+    else:
+        divisor = total if SOFTMAX_FIRST and not RENORMALIZE else tl.sum(parts, 0)
+    to = token * TOP_K + places
+    tl.store(ids + to, found, mask=places < TOP_K)
+    tl.store(weights + to, parts / divisor * scale, mask=places < TOP_K)
+
+
+def route(
+    scores: Tensor,
+    top_k: int,
+    *,
+    softmax_first: bool = True,
+    renormalize: bool = True,
+    sigmoid: bool = False,
+    choice_bias: Tensor | None = None,
+    scale: float = 1.0,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_best: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
+
+    scores [T, E], E at most 1024. Weights are a softmax over all experts, renormalised over the
+    chosen or not, or over the chosen alone (`softmax_first=False`); or `sigmoid`s, renormalised or
+    not. `choice_bias`, float32 [E], is added to what experts are chosen by; `scale` multiplies
+    weights. Of `groups` of neighbours, so many that share the experts evenly, the `top_groups` are
+    chosen from whose `group_best` largest (one or two) add up to most.
+    """
+    tokens, experts = scores.shape
+    if not 1 <= top_k <= experts <= MOST_EXPERTS:
+        raise ValueError(f"the best {top_k} of {describe(scores)}: at most {MOST_EXPERTS} experts")
+    if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
+        raise ValueError(f"{top_groups} of {groups} groups of {experts} experts")
+    if top_k > top_groups * (experts // groups) or not 1 <= group_best <= min(2, experts // groups):
+        raise ValueError(f"{top_k} experts of {top_groups} groups by {group_best} of their scores")
+    if choice_bias is not None:
+        check_vector("choice_bias", choice_bias, experts, torch.float32)
+    if scores.stride(1) != 1:
+        scores = scores.contiguous()
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=scores.device)
+    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=scores.device)
+    launch(
+        route_kernel, (tokens,), weights, ids, scores, choice_bias, scores.stride(0), scale,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
+        PLACES=triton.next_power_of_2(top_k), SOFTMAX_FIRST=softmax_first,
+        RENORMALIZE=renormalize, SIGMOID=sigmoid, BIASED=choice_bias is not None, LEAST=LEAST,
+        GROUPS=groups, TOP_GROUPS=top_groups, GROUP_BEST=group_best,
+        GROUP_PLACES=triton.next_power_of_2(groups),
+        num_warps=1,
+    )  # fmt: skip
+    return weights, ids
+
+
+def fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    *,
+    activation: str = "silu",
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    tile: int | None = None,
+    lora: MixtureRows | None = None,
+) -> Tensor:
+    """[T, H]: each token's experts, weighted and added up.
+
+    x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights float32 and ids int32 [T, top_k] as
+    `route` gives them, ids in [0, E); biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or
+    "gelu_tanh". The sum over a token's experts is done in float32. With `tile` products have so
+    many rows a tile, and sums one order, whatever T is. `lora`: what rows' adapters add. Gale et
+    al. 2022 ("MegaBlocks").
+    """
+    tokens, hidden = x.shape
+    experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    if gate_up.shape != (experts, 2 * inner, hidden) or down.shape != (experts, hidden, inner):
+        raise ValueError(
+            f"experts {describe(gate_up)} and {describe(down)} don't go with x {describe(x)}"
+        )
+    top_k = ids.shape[1]
+    if ids.shape != (tokens, top_k) or weights.shape != ids.shape or not weights.is_contiguous():
+        raise ValueError(f"weights {describe(weights)} and ids {describe(ids)} must be [T, top_k]")
+    rows = tile_rows(tokens * top_k, experts) if tile is None or INTERPRETED else tile
+    groups = align(ids.flatten(), experts, rows)
+    # `route` gives every row an expert, so that nothing needs to be filled with zeros first.
+    both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias, fill=False)
+    adding = None if lora is None else AddedToExperts(lora, groups, tokens, top_k)
+    if adding is not None:
+        adding.up(both, x)
+    gated = gate_and_mul(both, activation)
+    each = grouped_gemm(
+        gated, down, groups, bias=down_bias, scales=None if adding else weights.view(-1),
+        dtype=torch.float32, fill=False,
+    )  # fmt: skip
+    if adding is not None:
+        adding.down(each, gated).mul_(weights.view(-1, 1))
+    return add_up(each.view(tokens, top_k, hidden), x.dtype, in_order=tile is not None)
+
+
+class AddedToExperts:
+    """What adapters add to a mixture's two products, before they are weighted."""
+
+    def __init__(self, lora: MixtureRows, groups: Groups, tokens: int, top_k: int) -> None:
+        self._lora, self._groups, self._top_k = lora, groups, top_k
+        self._owners = lora.owners(tokens)
+
+    def up(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [T * top_k, 2 I] of x [T, H], changed."""
+        place, slots = self._lora.place("up"), self._lora.slots
+        slots.add_experts(place, y, x, self._owners, self._groups, self._top_k)
+        return y
+
+    def down(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [T * top_k, H] of x [T * top_k, I], changed."""
+        owners = self._owners[:, None].expand(-1, self._top_k).reshape(-1)
+        self._lora.slots.add_experts(self._lora.place("down"), y, x, owners, self._groups)
+        return y
+
+
+def add_up(parts: Tensor, dtype: torch.dtype, *, in_order: bool) -> Tensor:
+    """float32 [T, top_k, H] -> [T, H]; `in_order`: one after the other, whatever T is."""
+    if not in_order:
+        return parts.sum(1).to(dtype)
+    total = parts[:, 0].clone()
+    for place in range(1, parts.shape[1]):
+        total += parts[:, place]
+    return total.to(dtype)

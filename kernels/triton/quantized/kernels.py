@@ -1,0 +1,415 @@
+"""The products themselves, a kernel a format."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.fp8 import decode_fp8, decode_weights
+from kernels.triton.quantized.tile_sizes import place_of
+
+
+@triton.jit
+def rows_and_columns(
+    order, group_of, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """(rows of the result, rows of x, columns, number of the matrix) of a program.
+
+    SHARED is 0 where there is one matrix, on a grid (blocks,). Else rows are sorted by matrix, see
+    `Groups`; the grid is (blocks of columns, tiles), SHARED neighbours have one row of x, and a
+    tile that isn't needed has a negative matrix.
+    """
+    if SHARED == 0:
+        row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+        row = row_block * BM + tl.arange(0, BM)
+        source = row
+        matrix = tl.full((), 0, tl.int64)
+    else:
+        column_block = tl.program_id(0)
+        tile = tl.program_id(1)
+        matrix = tl.load(group_of + tile).to(tl.int64)
+        row = tl.load(order + tile * BM + tl.arange(0, BM))
+        source = row // SHARED
+    return row, source, column_block * BN + tl.arange(0, BN), matrix
+
+
+@triton.jit
+def put_product(
+    out, bias, row_scales, total, row, column, rows, matrix, COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Write float32 [BM, BN] with the matrix's bias added, each row times its scale."""
+    if BIAS:
+        added = tl.load(bias + matrix * COLUMNS + column, mask=column < COLUMNS, other=0.0)
+        total += added.to(tl.float32)[None, :]
+    if SCALED:
+        total *= tl.load(row_scales + row, mask=row < rows, other=0.0)[:, None]
+    to = out + row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
+    """A group's scales for some columns, of [groups, COLUMNS]; 0 for what isn't there."""
+    return tl.load(
+        scales + group * COLUMNS + column, mask=(column < COLUMNS) & (group < groups), other=0.0
+    )
+
+
+@triton.jit
+def load_near_scales(
+    scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """The same, but the last group's for those beyond it: most often without a mask."""
+    at = scales + tl.minimum(group, groups - 1) * COLUMNS + column
+    if COLUMNS % BN == 0:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=column < COLUMNS, other=0.0)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def int8_product_kernel(
+    out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows,
+    COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """Integers are multiplied group by group, groups added up in float32.
+
+    Grid of `rows_and_columns`. A group's product is exact and groups come in order, so that a row
+    is rounded the same in every batch. Scales are [GROUPS, COLUMNS], so that neighbours are read
+    together. After Xiao et al. 2023 ("SmoothQuant") and the scales by group of DeepSeek-V3 (2024).
+    """
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * GROUPS * GROUP)
+    scales += matrix * (GROUPS * COLUMNS)
+    depth = tl.arange(0, BK)
+    left = x + source[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
+    right = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
+    there, wanted = row < rows, column < COLUMNS
+    total = tl.zeros((BM, BN), tl.float32)
+    own_scales = x_scales + source.to(tl.int64) * GROUPS
+    own = tl.load(own_scales, mask=there, other=0.0)
+    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+    for group in tl.range(0, GROUPS):
+        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        next_own = tl.load(own_scales + group + 1, mask=there & (group + 1 < GROUPS), other=0.0)
+        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
+        at = group * GROUP
+        if BK == GROUP:
+            a = tl.load(left + at, mask=there[:, None], other=0)
+            b = tl.load(right + at, mask=wanted[None, :], other=0)
+        else:
+            a = tl.load(left + at, mask=there[:, None] & (depth < GROUP)[None, :], other=0)
+            b = tl.load(right + at, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0)
+        product = tl.dot(a, b, out_dtype=tl.int32).to(tl.float32)
+        total += product * (own[:, None] * theirs.to(tl.float32)[None, :])
+        own, theirs = next_own, next_theirs
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def int4_product_kernel(
+    out, x, weight, scales, minima, bias, rows, width, x_stride,
+    COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr, BIAS: tl.constexpr,
+    MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks,): weights of four bits become x's dtype on their way to the product.
+
+    A byte holds the same place of two groups side by side: the low half of an even group, the high
+    half of the odd one after it. So halves needn't be interleaved, but meet their own columns of x.
+    SPREAD is GROUP, rounded up to a power of two; scales and minima are [groups, COLUMNS]. After
+    Frantar et al. 2024 ("MARLIN").
+    """
+    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row = row_block * BM + tl.arange(0, BM)
+    column = column_block * BN + tl.arange(0, BN)
+    there, wanted = row < rows, column < COLUMNS
+    lane = tl.arange(0, AT_ONCE * SPREAD)
+    inner = lane % SPREAD
+    ahead = tl.arange(0, AT_ONCE)
+    total = tl.zeros((BM, BN), tl.float32)
+    for first in tl.range(0, PAIRS, AT_ONCE):
+        pair = first + lane // SPREAD
+        good = (pair < PAIRS) & (inner < GROUP)
+        packed = tl.load(
+            weight + column[:, None].to(tl.int64) * (PAIRS * GROUP)
+            + (pair * GROUP + inner)[None, :],
+            mask=wanted[:, None] & good[None, :], other=0,
+        )  # fmt: skip
+        for half in tl.static_range(2):
+            group = 2 * (first + ahead) + half
+            known = wanted[:, None] & (group < 2 * PAIRS)[None, :]
+            place = group[None, :] * COLUMNS + column[:, None]
+            scale = spread(tl.load(scales + place, mask=known, other=0.0), BN, AT_ONCE, SPREAD)
+            bits = ((packed >> (4 * half)) & 15).to(tl.float32)
+            if MINIMA:
+                least = tl.load(minima + place, mask=known, other=0.0)
+                values = bits * scale - spread(least, BN, AT_ONCE, SPREAD)
+            else:
+                values = (bits - 8.0) * scale
+            at = (2 * pair + half) * GROUP + inner
+            a = tl.load(
+                x + row[:, None].to(tl.int64) * x_stride + at[None, :],
+                mask=there[:, None] & (good & (at < width))[None, :], other=0.0,
+            )  # fmt: skip
+            # Beyond the last group x is 0, and so must be what it meets.
+            b = tl.where(wanted[:, None] & good[None, :], values, 0.0)
+            if UPCAST:
+                a = a.to(tl.float32)
+            total = tl.dot(a, tl.trans(b.to(a.dtype)), total, input_precision=PRECISION)
+    put_product(out, bias, None, total, row, column, rows, 0, COLUMNS, BIAS, False)
+
+
+def _halves(template: str, **constants: str) -> tl.constexpr:
+    for name, value in constants.items():
+        template = template.replace(name, value)
+    return tl.constexpr(template)
+
+
+_HALVES = """{
+    .reg .b32 low, high, one, less;
+    mov.b32 one, ONE;
+    mov.b32 less, LESS;
+    and.b32 low, $4, 0x0f0f0f0f;
+    shr.u32 high, $4, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    prmt.b32 $0, low, ABOVE, 0x4140;
+    prmt.b32 $1, low, ABOVE, 0x4342;
+    prmt.b32 $2, high, ABOVE, 0x4140;
+    prmt.b32 $3, high, ABOVE, 0x4342;
+    fma.rn.TYPE $0, $0, one, less;
+    fma.rn.TYPE $1, $1, one, less;
+    fma.rn.TYPE $2, $2, one, less;
+    fma.rn.TYPE $3, $3, one, less;
+}"""
+#: Four bytes -> their low halves and their high ones, less 8 or less nothing, exactly. Bits become
+#: the mantissa of a power of two whose last place is 1, by the byte that is put above them.
+_BF16 = {"TYPE": "bf16x2", "ONE": "0x3f803f80", "ABOVE": "0x43434343"}
+_F16 = {"TYPE": "f16x2", "ONE": "0x3c003c00", "ABOVE": "0x64646464"}
+HALVES_TO_BF16 = _halves(_HALVES, LESS="0xc300c300", **_BF16)
+HALVES_TO_BF16_LESS_8 = _halves(_HALVES, LESS="0xc308c308", **_BF16)
+HALVES_TO_F16 = _halves(_HALVES, LESS="0xe400e400", **_F16)
+HALVES_TO_F16_LESS_8 = _halves(_HALVES, LESS="0xe408e408", **_F16)
+
+
+@triton.jit
+def halves(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.constexpr):
+    """(low halves, high halves) of bytes, as `nibbles` gives them.
+
+    ASSEMBLED: by assembly, which the interpreter doesn't run; byte by byte the compiler takes twice
+    as many instructions.
+    """
+    if ASSEMBLED and like == tl.bfloat16:
+        TO_BF16: tl.constexpr = HALVES_TO_BF16_LESS_8 if LESS_8 else HALVES_TO_BF16
+        low, high = tl.inline_asm_elementwise(
+            TO_BF16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    elif ASSEMBLED and like == tl.float16:
+        TO_F16: tl.constexpr = HALVES_TO_F16_LESS_8 if LESS_8 else HALVES_TO_F16
+        low, high = tl.inline_asm_elementwise(
+            TO_F16, "=&r,=&r,=&r,=&r,r", [packed], dtype=(tl.float16, tl.float16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        low = nibbles(packed, False, like, 8 if LESS_8 else 0)
+        high = nibbles(packed, True, like, 8 if LESS_8 else 0)
+    return low, high
+
+
+@triton.jit
+def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr):
+    """The low or high halves of bytes, less OFFSET, exactly, in the dtype `like`.
+
+    Bits are put into the mantissa of a power of two whose last place is 1, which is taken off with
+    the offset: no conversion from integers (Kim et al. 2022, "Who Says Elephants Can't Run").
+    """
+    if HIGH:
+        bits = packed >> 4
+    else:
+        bits = packed & 15
+    if like == tl.bfloat16:
+        return (bits.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - (128.0 + OFFSET)
+    elif like == tl.float16:
+        return (bits.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + OFFSET)
+    else:
+        return bits.to(tl.float32) - OFFSET
+
+
+@triton.jit
+def add_parts(
+    partial, arrived, total, row, column, rows, COLUMNS: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """(the sum of all splits' [BM, BN], whether this program is the one that has it).
+
+    That is the last to come: each leaves its own in `partial`, float32 [SPLITS, rows, COLUMNS], and
+    counts itself in `arrived`, which is 0 again afterwards. They're added up in their order, so
+    that the sum doesn't depend on who was last.
+    """
+    place = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    each = rows.to(tl.int64) * COLUMNS
+    tl.store(partial + tl.program_id(1) * each + place, total, mask=inside)
+    # All of the program's values are there before it is counted.
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived + tl.program_id(0), 1) == SPLITS - 1
+    total = tl.zeros_like(total)
+    if last:
+        for split in tl.static_range(SPLITS):
+            total += tl.load(
+                partial + split * each + place, mask=inside, other=0.0, cache_modifier=".cg"
+            )
+        tl.store(arrived + tl.program_id(0), 0)
+    return total, last
+
+
+@triton.jit(do_not_specialize=("rows",))
+def int4_few_rows_kernel(
+    out, x, weight, scales, minima, bias, order, group_of, row_scales, partial, arrived,
+    rows, width, x_stride,
+    COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    SPLITS: tl.constexpr, WHOLE: tl.constexpr, ASSEMBLED: tl.constexpr,
+):  # fmt: skip
+    """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
+
+    Grid of `rows_and_columns`; of one matrix (blocks, SPLITS): the depth is split where there are
+    fewer blocks than the GPU has room for, and the last program of a block adds up. Weights go from
+    shared memory to registers as the products take them, unpacked there by bits; each group's
+    product is scaled as a whole, in float32, so that no weight is. BK is GROUP, rounded up to a
+    power of two. After Frantar et al. 2024 ("MARLIN").
+    """
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * PAIRS * GROUP)
+    scales += matrix * (2 * PAIRS * COLUMNS)
+    if MINIMA:
+        minima += matrix * (2 * PAIRS * COLUMNS)
+    there, wanted = row < rows, column < COLUMNS
+    depth = tl.arange(0, BK)
+    left = weight + column[:, None].to(tl.int64) * (PAIRS * GROUP) + depth[None, :]
+    right = x + source[None, :].to(tl.int64) * x_stride + depth[:, None]
+    total = tl.zeros((BN, BM), tl.float32)
+    begin, end = 0, PAIRS
+    if SPLITS > 1:
+        begin = tl.program_id(1) * ((PAIRS + SPLITS - 1) // SPLITS)
+        end = tl.minimum(begin + (PAIRS + SPLITS - 1) // SPLITS, PAIRS)
+    like: tl.constexpr = tl.float32 if UPCAST else x.dtype.element_ty
+    low = load_near_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS, BN)
+    high = load_near_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS, BN)
+    for pair in tl.range(begin, end, loop_unroll_factor=2):
+        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        next_low = load_near_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
+        next_high = load_near_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
+        if BK == GROUP and COLUMNS % BN == 0:
+            packed = tl.load(left + pair * GROUP)
+        elif BK == GROUP:
+            packed = tl.load(left + pair * GROUP, mask=wanted[:, None], other=0)
+        else:
+            packed = tl.load(
+                left + pair * GROUP, mask=wanted[:, None] & (depth < GROUP)[None, :], other=0
+            )
+        low_half, high_half = halves(packed, like, not MINIMA, ASSEMBLED)
+        for half in tl.static_range(2):
+            group = 2 * pair + half
+            at = group * GROUP + depth
+            if BK == GROUP and WHOLE:
+                b = tl.load(right + group * GROUP, mask=there[None, :], other=0.0)
+            else:
+                b = tl.load(
+                    right + group * GROUP,
+                    mask=((depth < GROUP) & (at < width))[:, None] & there[None, :], other=0.0,
+                )  # fmt: skip
+            if UPCAST:
+                b = b.to(tl.float32)
+            a = low_half if half == 0 else high_half
+            product = tl.dot(a, b, input_precision=PRECISION)
+            total += product * (low if half == 0 else high).to(tl.float32)[:, None]
+            if MINIMA:
+                least = load_near_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(
+                    tl.float32
+                )
+                total -= least[:, None] * tl.sum(b.to(tl.float32), 0)[None, :]
+        low, high = next_low, next_high
+    total = tl.trans(total)
+    if SPLITS > 1:
+        total, last = add_parts(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
+        if last == 0:
+            return
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
+
+
+@triton.jit
+def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
+    """[BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD], each value SPREAD times."""
+    wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (BN, AT_ONCE, SPREAD))
+    return tl.reshape(wide, (BN, AT_ONCE * SPREAD))
+
+
+@triton.jit(do_not_specialize=("rows",))
+def fp8_product_kernel(
+    out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows, x_stride,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
+
+    With a GROUP, a multiple of BK, weights have a scale for each column and so much of the depth:
+    [groups, COLUMNS]; each block of the depth is scaled as a whole (DeepSeek-AI 2024,
+    "DeepSeek-V3"). Grid of `rows_and_columns`. Micikevicius et al. 2022, "FP8 formats for deep
+    learning".
+    """
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * DEPTH)
+    GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP else 1
+    scales += matrix * (COLUMNS * GROUPS)
+    depth = tl.arange(0, BK)
+    there, wanted = row < rows, column < COLUMNS
+    left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
+    right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    if GROUP:
+        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+    for start in tl.range(0, DEPTH, BK):
+        inside = start + depth < DEPTH
+        a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
+        b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0)
+        if NATIVE:
+            a = a.to(tl.float8e4nv, bitcast=True)
+            b = b.to(tl.float8e4nv, bitcast=True)
+        elif UPCAST:
+            if EIGHT:
+                a = decode_fp8(a, 1)
+            a = a.to(tl.float32)
+            b = decode_fp8(b, 1).to(tl.float32)
+        else:
+            b = decode_weights(b, a.dtype)
+        if GROUP:
+            # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
+            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
+            product = tl.dot(a, b, input_precision=PRECISION)
+            total += product * theirs[None, :]
+            theirs = following
+        elif NATIVE:
+            # Hopper's units keep few bits of a sum: each block of the depth goes to float32.
+            total = tl.dot(a, b, total, max_num_imprecise_acc=BK)
+        else:
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    if not GROUP:
+        total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
+    if EIGHT:
+        total *= tl.load(x_scales + source, mask=there, other=0.0)[:, None]
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)

@@ -1,0 +1,154 @@
+"""A mixture of experts whose layers are in few bits, in two grouped products.
+
+As `grouped.fused_experts` for weights of floats: nothing waits for the device, so that a step can
+be recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kernels.interface import ExpertLayers, LinearLayer, MixtureOfExperts
+from kernels.layers import GatedKernels, gated_activation
+from kernels.lora import AllRows, MixtureRows
+from kernels.moe import bytes_read, check_experts
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.moe.fused_moe import MOST_EXPERTS, AddedToExperts, add_up, route
+from kernels.triton.moe.grouped_gemm import align, tile_rows
+from kernels.triton.quantized.linear import QuantisedLinear, Sorted
+
+MOST_ROWS = 64
+"""Rows of a tile at most."""
+
+
+def stackable(layers: Sequence[LinearLayer]) -> bool:
+    """Whether the layers are of one format, of tensors alike; each with inputs in x's own order."""
+
+    def form(layer: QuantisedLinear) -> object:
+        tensors = {name: (part.shape, part.dtype) for name, part in layer.tensors().items()}
+        return type(layer), layer.in_features, layer.out_features, tensors
+
+    if not all(isinstance(layer, QuantisedLinear) and layer.order is None for layer in layers):
+        return False
+    first, *others = (form(cast(QuantisedLinear, layer)) for layer in layers)
+    return all(other == first for other in others)
+
+
+class StackedLinear:
+    """The same layer of all experts, one format's tensors over each other."""
+
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        self._whole = copy.copy(cast(QuantisedLinear, layers[0]))
+        for name, first in self._whole.tensors().items():
+            whole = torch.empty((len(layers), *first.shape), dtype=first.dtype, device=first.device)
+            for index, layer in enumerate(layers):
+                whole[index].copy_(getattr(layer, name))
+            setattr(self._whole, name, whole)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """[experts, ...] of each tensor of a layer."""
+        return self._whole.tensors()
+
+    def __call__(self, x: Tensor, by: Sorted, dtype: torch.dtype) -> Tensor:
+        """[rows of `by`, N]; each row belongs to an expert."""
+        return self._whole.sorted_product(x, by, dtype)
+
+
+class GroupedExperts(MixtureOfExperts):
+    """`ExpertLayers` of one format in few bits.
+
+    Args:
+        tile: products have so many rows a tile, and sums one order, whatever T is; None: by T.
+    """
+
+    def __init__(self, ops: GatedKernels, experts: ExpertLayers, tile: int | None = None) -> None:
+        """Raises ValueError for what doesn't fit together; see `stackable`."""
+        check_experts(experts)
+        self._router, self._top_k = experts.router, experts.top_k
+        self._choice: dict[str, Any] = {
+            "softmax_first": experts.softmax_first, "renormalize": experts.renormalize,
+            "sigmoid": experts.sigmoid, "scale": experts.scale, "groups": experts.groups,
+            "top_groups": experts.top_groups, "group_best": experts.group_best,
+        }  # fmt: skip
+        self._choice_bias = experts.choice_bias
+        self._shared_up, self._shared_down = experts.shared_gate_up, experts.shared_down
+        self._shared_gate = experts.shared_gate
+        self._act, self._tile = gated_activation(ops, experts.activation), tile
+        self._count, self.nbytes = len(experts.gate_up), bytes_read(experts)
+        self._up, self._down = StackedLinear(experts.gate_up), StackedLinear(experts.down)
+
+    def of_all_rows(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.of_all_rows`."""
+        layers = {
+            "router": self._router, "shared_up": self._shared_up,
+            "shared_down": self._shared_down, "shared_gate": self._shared_gate,
+        }  # fmt: skip
+        return {slot: layer for slot, layer in layers.items() if layer is not None}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        return self._run(x, None)
+
+    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+        """See `MixtureOfExperts.slotted`."""
+        return self._run(x, rows)
+
+    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
+        tokens, top_k, every = len(x), self._top_k, AllRows(lora)
+        weights, ids = route(
+            every("router", self._router, x), top_k, choice_bias=self._choice_bias, **self._choice
+        )
+        groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
+        both = self._up(x, Sorted(groups, top_k, None), x.dtype)
+        if lora is None:
+            each = self._down(self._act(both), Sorted(groups, 1, weights.view(-1)), torch.float32)
+        else:
+            adding = AddedToExperts(lora, groups, tokens, top_k)
+            gated = self._act(adding.up(both, x))
+            each = adding.down(self._down(gated, Sorted(groups, 1, None), torch.float32), gated)
+            each.mul_(weights.view(-1, 1))
+        out = add_up(each.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None)
+        if self._shared_up is None or self._shared_down is None:
+            return out
+        up = self._act(every("shared_up", self._shared_up, x))
+        said, gate = every("shared_down", self._shared_down, up), self._shared_gate
+        if gate is not None:
+            said = torch.sigmoid(every("shared_gate", gate, x)) * said
+        return out.add_(said)
+
+    def _rows(self, rows: int) -> int:
+        if self._tile is not None and not INTERPRETED:
+            return min(MOST_ROWS, self._tile)
+        return min(MOST_ROWS, tile_rows(rows, self._count))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        layers: dict[str, LinearLayer | StackedLinear | None] = {
+            "router": self._router, "gate_up": self._up, "down": self._down,
+            "shared.gate_up": self._shared_up, "shared.down": self._shared_down,
+            "shared.gate": self._shared_gate,
+        }  # fmt: skip
+        found = {
+            f"{name}.{part}": tensor
+            for name, layer in layers.items()
+            if layer is not None
+            for part, tensor in layer.tensors().items()
+        }
+        bias = self._choice_bias
+        return found if bias is None else {**found, "choice_bias": bias}
+
+
+def grouped_experts(
+    ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
+) -> MixtureOfExperts | None:
+    """The experts in grouped products; None where they aren't of one format in few bits."""
+    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
+        return None
+    if not (stackable(experts.gate_up) and stackable(experts.down)):
+        return None
+    return GroupedExperts(ops, experts, tile)

@@ -1,0 +1,143 @@
+"""allauth's hooks for OpenID Connect: who is let in, and as what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.utils import filter_users_by_email
+from allauth.core.exceptions import ImmediateHttpResponse
+from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.models import SocialAccount, SocialLogin
+from django.conf import settings
+from django.db import transaction
+from django.http import HttpRequest
+from django.shortcuts import render
+
+from accounts.group_sync import ProviderSession, groups_in, remember
+from common.one_time import boxes
+from tenants import actions
+from tenants.actions.users import SIGN_ON, grants_of, sync_grants
+from tenants.audit import record
+from tenants.models import Membership, User
+
+# -- allauth's hooks for local accounts.
+
+
+class AccountAdapter(DefaultAccountAdapter):
+    """Accounts are made by operators, invitations and single sign-on, never by strangers."""
+
+    error_messages = {
+        **DefaultAccountAdapter.error_messages,
+        "too_many_login_attempts": "Too many wrong passwords. Wait five minutes, then try again.",
+    }
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        """Nobody signs up by themselves."""
+        return False
+
+    def get_client_ip(self, request: HttpRequest) -> str:
+        """The address that the server saw; it reads a proxy's header where it's told to."""
+        return request.META.get("REMOTE_ADDR") or "0.0.0.0"  # noqa: S104 - nobody's address
+
+    def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
+        """By name and address, so that nobody locks another person out."""
+        name = super()._get_login_attempts_cache_key(request, **credentials)
+        return f"{name}@{self.get_client_ip(request)}"
+
+    def set_password(self, user: User, password: str) -> None:
+        """Through the actions: sessions end, and the audit log says who did it."""
+        saved = actions.set_password(actor=user, user=user, password=password)
+        user.password, user.session_epoch = saved.password, saved.session_epoch
+
+    def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
+        """Only where mail is set up."""
+        if settings.SMTP_URL:
+            super().send_mail(template_prefix, email, context)
+
+
+# -- allauth's hooks for second factors.
+
+
+class SecondFactorAdapter(DefaultMFAAdapter):
+    """Secrets of authenticators are encrypted with a key that isn't in the database."""
+
+    def encrypt(self, text: str) -> str:
+        """For the database."""
+        return boxes("second factors").encrypt(text.encode()).decode()
+
+    def decrypt(self, encrypted_text: str) -> str:
+        """From the database."""
+        return boxes("second factors").decrypt(encrypted_text.encode()).decode()
+
+
+class SignOnAdapter(DefaultSocialAccountAdapter):
+    """The provider's groups decide; whoever has no group that we know, and no tenant, stays out."""
+
+    def is_open_for_signup(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
+        """Whether somebody new may come in: their groups give them something."""
+        return bool(grants_of(groups_of(sociallogin), settings.OIDC_ROLES))
+
+    def is_auto_signup_allowed(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
+        """Never by a form: an address that somebody else has is left out, not asked for."""
+        return True
+
+    def authenticate_by_email(self, sociallogin: SocialLogin) -> Any:
+        """Somebody we know by a verified address. Staff and operators connect it themselves.
+
+        An account that another identity of the provider is connected with is that one's: whoever
+        has an invitation's link can make an account in somebody else's name, and wait for them.
+        """
+        found = super().authenticate_by_email(sociallogin)
+        if found is None:
+            return None
+        user, account = found[0], sociallogin.account
+        if user.is_staff or user.is_superuser:
+            return None
+        other = SocialAccount.objects.filter(user=user, provider=account.provider)
+        return None if other.exclude(uid=account.uid).exists() else found
+
+    def pre_social_login(self, request: HttpRequest, sociallogin: SocialLogin) -> None:
+        """Give somebody we know what their groups are worth today."""
+        if sociallogin.state.get("process") == "connect":
+            return
+        if not sociallogin.is_existing:
+            if _address_taken(sociallogin):
+                taken = render(request, "account/sign_on_taken.html", status=409)
+                raise ImmediateHttpResponse(taken)
+            return
+        user = sociallogin.user
+        sync_grants(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
+        user.refresh_from_db()
+        if not user.is_superuser and not Membership.objects.filter(user=user).exists():
+            refused = render(request, "account/signup_closed.html", status=403)
+            raise ImmediateHttpResponse(refused)
+        if sociallogin.account.pk is not None:
+            remember(sociallogin)
+
+    def get_requests_session(self) -> ProviderSession:
+        """By the rules of egress."""
+        return ProviderSession()
+
+    def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
+        """Somebody new, with what their groups are worth."""
+        with transaction.atomic():
+            user: User = super().save_user(request, sociallogin, form)
+            changes = {"username": [None, user.username], "email": [None, user.email]}
+            record(actor=SIGN_ON, action="user.create", target=user, changes=changes)
+            sync_grants(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
+            remember(sociallogin)
+        user.refresh_from_db()
+        return user
+
+
+def _address_taken(sociallogin: SocialLogin) -> bool:
+    """Whether somebody here has this address, and we can't know that it's the same person."""
+    addresses = [address.email for address in sociallogin.email_addresses]
+    return any(filter_users_by_email(address) for address in addresses)
+
+
+def groups_of(sociallogin: SocialLogin) -> set[str]:
+    """The groups that the provider names at a sign-in."""
+    return groups_in(sociallogin.account.extra_data)

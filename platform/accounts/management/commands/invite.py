@@ -1,0 +1,53 @@
+"""`manage.py invite MAIL --tenant TENANT`."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+from django.urls import get_script_prefix, reverse
+
+from accounts.invitation_mail import mail_invitation
+from common.commands import QuireCommand
+from common.files import instance_url
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.cli import add_role_option, find_tenant
+
+
+class Command(QuireCommand):
+    """Invite somebody into a tenant."""
+
+    help = (
+        "Invite a user to a tenant and print the link once. The link works once, for a week. "
+        "With QUIRE_SMTP_URL set, it is mailed too."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whom, where, as what."""
+        parser.add_argument("email", help="their mail address")
+        parser.add_argument(
+            "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
+        )
+        add_role_option(parser)
+        parser.add_argument(
+            "--url",
+            help="where people reach this instance, such as https://quire.example/quire (default: "
+            "what manage.py up serves in this data dir)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make, mail and print it."""
+        base = options["url"] or instance_url(settings.DATA_DIR)
+        if not base.startswith(("http://", "https://")):
+            raise CommandError("Name --url: no instance runs in this data dir.")
+        made = actions.invite(
+            actor=COMMAND_LINE,
+            tenant=find_tenant(options["tenant"]),
+            email=options["email"],
+            role=options["role"],
+        )
+        path = reverse("invitation", args=[made.token]).removeprefix(get_script_prefix())
+        link = f"{base.rstrip('/')}/{path}"
+        self.stdout.write(link)
+        mailed = mail_invitation(made.invitation, link)
+        self.note(f"{'It was mailed too' if mailed else 'No mail was sent'}: keep it to yourself.")

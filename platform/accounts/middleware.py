@@ -1,0 +1,52 @@
+"""Second factors that a role asks for; log-in while Redis is away, or after too many attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.cache import add_never_cache_headers
+
+from common.errors import PermissionDenied
+from inference.errors import error_response
+from tenants.sessions import lacks_second_factor
+
+#: What somebody reaches who has yet to set one up: their account, and the way out.
+OPEN = ("/account/", "/login/", "/logout/", "/static/", "/invitation/")
+#: Seconds after which it may be asked again, by status, where the answer doesn't say.
+AGAIN_S = {429: 60, 503: 1}
+
+
+class IdentityMiddleware:
+    """The last of them all: below it are only views, which are synchronous anyway."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Send whoever lacks a second factor to where they set one up."""
+        user = request.user
+        if (
+            not request.path_info.startswith(OPEN)
+            and user.is_authenticated
+            and lacks_second_factor(user)
+        ):
+            if request.path_info.startswith(("/api/", "/console/api/")):
+                text = f"Your role asks for a second factor: set one up at {reverse('mfa_index')}."
+                return error_response(PermissionDenied(text, code="second_factor_required"))
+            return redirect(f"{reverse('mfa_index')}?required=yes")
+        response = self.get_response(request)
+        if (wait := AGAIN_S.get(response.status_code)) is not None:
+            response.setdefault("Retry-After", str(wait))
+        if request.path_info.startswith("/account/"):
+            add_never_cache_headers(response)
+        return response
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Attempts at logging in are counted in Redis: without it nobody is let in."""
+        if isinstance(error, redis.RedisError):
+            return render(request, "503.html", status=503)
+        return None

@@ -1,0 +1,48 @@
+"""Celery's tasks of the wiring."""
+
+from __future__ import annotations
+
+import logging
+from smtplib import SMTPException
+from typing import Any
+
+from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
+
+from accounts import group_sync as groups
+from accounts.mail_backend import TASK, unpacked
+
+# -- Celery's tasks of this app.
+
+
+logger = logging.getLogger(__name__)
+
+
+@shared_task(name="console.sign_on")
+def sign_on() -> None:
+    """Look for people who came by single sign-on and are to be asked for again."""
+    if due := groups.check_due():
+        logger.debug("the identity provider is asked for %d people", due)
+
+
+@shared_task(name=groups.CHECK, rate_limit="10/s")
+def check_user(pk: int) -> None:
+    """See whether somebody who came by single sign-on still is in their groups."""
+    groups.check_user(pk)
+
+
+#: Seconds until the first try again; each later one waits twice as long, half an hour at most.
+PAUSE_S, LONGEST_PAUSE_S, TRIES = 5, 1800, 12
+
+
+@shared_task(
+    name=TASK,
+    bind=True,
+    autoretry_for=(SMTPException, OSError, SoftTimeLimitExceeded),
+    retry_backoff=PAUSE_S,
+    retry_backoff_max=LONGEST_PAUSE_S,
+    max_retries=TRIES,
+)
+def send_mail(task: Any, text: str) -> None:
+    """Send a mail; while its server is away, again and again for some hours."""
+    unpacked(text).send()

@@ -1,0 +1,77 @@
+"""The page behind an invitation's link: join as who you are, or as somebody new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.internal.flows.login import perform_login
+from allauth.account.models import Login
+from allauth.usersessions.models import UserSession
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.password_validation import password_validators_help_text_html
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from console.views.base import done
+from engine.contract.errors import QuireError
+from tenants import actions
+from tenants.actors import as_actor
+from tenants.audit import record
+
+
+class JoinForm(forms.Form):
+    """A name and a password for somebody new."""
+
+    username = forms.CharField(
+        max_length=150, widget=forms.TextInput(attrs={"class": "input", "autocomplete": "username"})
+    )
+    password = forms.CharField(
+        widget=forms.PasswordInput(attrs={"class": "input", "autocomplete": "new-password"}),
+        help_text=password_validators_help_text_html(),
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@sensitive_post_parameters("password")
+@never_cache
+def invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Anybody who has the link; it works once."""
+    user: Any = request.user
+    form = JoinForm(request.POST if request.method == "POST" and user.is_anonymous else None)
+    try:
+        found = actions.find_invitation(token)
+        if request.method == "POST" and user.is_authenticated:
+            actions.accept_invitation(user=user, token=token)
+            return done(request, "members", found.tenant, text=f"Welcome to {found.tenant.name}.")
+        if request.method == "POST" and form.is_valid():
+            made = actions.join_by_invitation(token=token, **form.cleaned_data)
+            return perform_login(request, Login(user=made, redirect_url=reverse("playground")))
+    except QuireError as error:
+        if error.status == 404:
+            return render(request, "console/invitation_gone.html", status=404)
+        form.add_error(error.param if error.param in form.fields else None, error.message)
+    context = {"invitation": found, "form": form}
+    return render(request, "console/invitation.html", context)
+
+
+# -- Ending one of one's own sessions; allauth's page ends all others at once.
+
+
+@require_POST
+@login_required
+def end_session(request: HttpRequest, pk: int) -> HttpResponse:
+    """End it; its sockets end within two seconds. Raises Http404 for somebody else's."""
+    user: Any = request.user
+    found = UserSession.objects.filter(user=user, pk=pk).first()
+    if found is None:
+        raise Http404
+    with transaction.atomic():
+        record(actor=as_actor(user), action="session.end", target=user, ended_address=found.ip)
+        found.end()
+    return redirect("usersessions_list")

@@ -1,0 +1,56 @@
+"""What the actions have in common: who may, rows under a lock, news on commit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from django.db import transaction
+
+from adapters.models import Adapter, AdapterAlias, AdapterVersion
+from adapters.signals import adapters_changed
+from common.errors import NotFound
+from tenants.actors import Actor, require_operator, require_role
+from tenants.models import Role, Tenant
+
+
+def require(actor: Actor, tenant: Tenant | None, role: Role) -> None:
+    """Raise unless the actor has the role in the tenant; what is shared is operators' alone."""
+    if tenant is None:
+        require_operator(actor)
+    else:
+        require_role(actor, tenant, role)
+
+
+def locked_adapter(adapter: Adapter) -> Adapter:
+    """The row as it is now, held until the transaction ends. Raises `NotFound`."""
+    rows = Adapter.objects.select_for_update(of=("self",)).select_related("tenant", "served_model")
+    found = rows.filter(pk=adapter.pk).first()
+    if found is None:
+        raise NotFound("Adapter not found.")
+    return found
+
+
+def locked_version(version: AdapterVersion) -> AdapterVersion:
+    """The same for a version; its adapter's row is locked before."""
+    adapter = locked_adapter(version.adapter)
+    found = AdapterVersion.objects.filter(pk=version.pk).first()
+    if found is None:
+        raise NotFound("Version not found.")
+    found.adapter = adapter
+    return found
+
+
+def locked_alias(alias: AdapterAlias) -> AdapterAlias:
+    """The same for an alias."""
+    adapter = locked_adapter(alias.adapter)
+    rows = AdapterAlias.objects.select_related("version", "canary", "previous")
+    found = rows.filter(pk=alias.pk).first()
+    if found is None:
+        raise NotFound("Alias not found.")
+    found.adapter = adapter
+    return found
+
+
+def announce(adapter: Adapter) -> None:
+    """Tell this process, once it's committed."""
+    transaction.on_commit(partial(adapters_changed.send, Adapter, adapter=adapter))

@@ -1,0 +1,342 @@
+"""Which files an adapter may consist of, and bringing them in from a folder or an archive."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from adapters.store import GGUF_FILE
+from common.errors import AdapterInvalid, AdapterTooLarge
+from engine.contract.lora import (
+    ADAPTER_FILES,
+    CONFIG_FILE,
+    MAX_BESIDE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    NEW_TOKENS,
+    NEW_TOKENS_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+    brings_tokenizer,
+)
+from engine.contract.validation import shown
+
+# -- What an adapter's files are, whatever they're called: looked at before anything is kept.
+#
+# Whether they fit a model, and whether their weights are numbers, is for `engine.lora.check`.
+
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 1 << 16
+#: Bytes of a safetensors header: as many as the check reads.
+_HEADER_LIMIT = 1 << 26
+
+
+def check_contents(staged: Path) -> None:
+    """Look at files under the names that they have in the store.
+
+    Raises `AdapterInvalid`, whose `param` is the setting of adapter_config.json, or "files".
+    """
+    gguf = staged / GGUF_FILE
+    if gguf.is_file():
+        with gguf.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise AdapterInvalid("The .gguf file isn't a valid GGUF file.", param="files")
+        return
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (staged / name).is_file():
+            raise AdapterInvalid(f"The adapter has no file {name}.", param="files")
+    for name in TOKENIZER_FILES:
+        _check_size(staged / name)
+    _check_safetensors(staged / WEIGHTS_FILE)
+    if (staged / NEW_TOKENS_FILE).is_file():
+        _check_safetensors(staged / NEW_TOKENS_FILE)
+    _check_config(_config(staged / CONFIG_FILE))
+
+
+def _check_size(path: Path) -> None:
+    """Of a tokenizer's file, which no process reads before its check has."""
+    most = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
+    if path.is_file() and path.stat().st_size > most:
+        raise AdapterTooLarge(f"{path.name} has more than {most >> 20} MiB.", param="files")
+
+
+def _check_safetensors(path: Path) -> None:
+    """A pickle under another name is still one, and a header may lie about what follows."""
+    from safetensors import SafetensorError, safe_open
+
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(9)
+    header = int.from_bytes(start[:8], "little")
+    plausible = len(start) == 9 and header <= min(size - 8, _HEADER_LIMIT) and start[8:] == b"{"
+    if not plausible:
+        pickled = start[:2] == b"PK" or start[:1] == b"\x80"
+        told = "a pickle under another name" if pickled else "no safetensors file"
+        raise AdapterInvalid(f"{path.name} is {told}.", param="files")
+    try:
+        with safe_open(str(path), framework="np"):
+            pass
+    except SafetensorError as error:
+        told = shown(str(error))
+        raise AdapterInvalid(
+            f"{path.name} isn't a valid safetensors file: {told}.", param="files"
+        ) from error
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise AdapterInvalid(f"{CONFIG_FILE} has more than 1 MiB.", param="files")
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise AdapterInvalid(
+            f"{CONFIG_FILE} isn't valid JSON: {shown(str(error))}.", param="files"
+        ) from error
+    if not isinstance(found, dict):
+        raise AdapterInvalid(f"{CONFIG_FILE} must hold a JSON object.", param="files")
+    return found
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    kind, rank = config.get("peft_type"), config.get("r", 8)
+    if kind != "LORA":
+        raise AdapterInvalid(
+            f"{CONFIG_FILE}: peft_type must be LORA, got {shown(kind)}.", param="peft_type"
+        )
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        raise AdapterInvalid(
+            f"{CONFIG_FILE}: r must be a whole number from 1 to {MAX_RANK}, got {shown(rank)}.",
+            param="r",
+        )
+
+
+#: Formats that run code when they are read.
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+ZIP = ".zip"
+GGUF = ".gguf"
+#: Of a file's name. File systems take 255, a path of the API 200 characters.
+MAX_NAME_BYTES = 200
+#: More than that is no adapter, but an attempt to fill a disk with names.
+MAX_MEMBERS = 1000
+CHUNK = 1 << 20
+#: Of an OSError that a damaged archive raises, not a disk: bz2 gives none, a place before the
+#: file's begin is an invalid argument.
+_DAMAGE = (None, errno.EINVAL)
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise `AdapterInvalid` unless these are the files of one adapter, or one archive of them."""
+    for name in names:
+        check_name(name)
+    if {CONFIG_FILE, WEIGHTS_FILE} <= set(names) <= set(ADAPTER_FILES):
+        return
+    alone = [name for name in names if suffix_of(name) in (ZIP, GGUF)]
+    if len(names) == 1 and alone:
+        return
+    missing = sorted({CONFIG_FILE, WEIGHTS_FILE} - set(names))
+    if missing and not alone:
+        raise AdapterInvalid(f"The adapter has no file {missing[0]}.", param="files")
+    raise AdapterInvalid(
+        f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, perhaps with {NEW_TOKENS_FILE} and a "
+        "tokenizer's files, or one .gguf file, or one .zip of them.",
+        param="files",
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise `AdapterInvalid` for a file that isn't an adapter's."""
+    suffix = suffix_of(name)
+    if suffix in PICKLES:
+        raise AdapterInvalid(
+            f"{name[:100]} is a pickle: reading it would run code. Save the adapter as safetensors "
+            "(PEFT's `save_pretrained` does).",
+            param="files",
+        )
+    plain = name == PurePosixPath(name).name and "\\" not in name and name.isprintable()
+    if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, GGUF)):
+        raise AdapterInvalid(
+            f"{name[:100]!r} isn't a file of an adapter. Its files are "
+            f"{', '.join(ADAPTER_FILES)}, a .gguf file or a .zip of them.",
+            param="files",
+        )
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise AdapterInvalid(
+            f"File name is longer than {MAX_NAME_BYTES} bytes: {name[:100]!r}...",
+            param="files",
+        )
+
+
+def suffix_of(name: str) -> str:
+    """A name's ending in small letters: some systems write `TONE.ZIP`."""
+    return Path(name).suffix.lower()
+
+
+def check_beside(name: str) -> None:
+    """Raise `AdapterInvalid` for a file that can't be left out, nor read: a pickle, or new tokens
+    in another format.
+    """
+    if suffix_of(name) in PICKLES:
+        check_name(name)
+    if name.startswith(NEW_TOKENS) and name != NEW_TOKENS_FILE:
+        raise AdapterInvalid(
+            f"{name[:100]} can't be read: of new tokens only {NEW_TOKENS_FILE} is.", param="files"
+        )
+
+
+def own_files(names: Collection[str]) -> list[str]:
+    """What an adapter consists of, of a folder's file names: PEFT's two files whether they're there
+    or not. What's beside the weights of a tokenizer counts where it makes one.
+
+    Raises `AdapterInvalid` as `check_beside`.
+    """
+    for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
+        check_beside(name)
+    unused = () if brings_tokenizer(names) else TOKENIZER_FILES
+    found = [name for name in ADAPTER_FILES if name in names and name not in unused]
+    return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *found)))
+
+
+def stage_folder(source: Path, staged: Path, limit: int) -> None:
+    """Copy an adapter from a folder or a GGUF file; links to elsewhere are refused.
+
+    Raises: `AdapterInvalid`, `AdapterTooLarge`, OSError.
+    """
+    found = {GGUF_FILE: source} if source.is_file() else _files_of(source)
+    room = limit
+    for name, file in found.items():
+        with _open_plain(file) as content, (staged / name).open("xb") as copy:
+            room = copy_bounded(content, copy, room, limit)
+    check_contents(staged)
+
+
+def stage_zip(archive: Path, staged: Path, limit: int) -> None:
+    """Take the known files out of an archive, whatever else its author put in.
+
+    Raises: `AdapterInvalid` for pickles, links, paths that lead elsewhere, several adapters in one;
+    `AdapterTooLarge` for what unpacks to more than `limit` bytes.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = opened.infolist()
+            if len(members) > MAX_MEMBERS:
+                raise AdapterInvalid(
+                    f"The archive has {len(members)} members; at most {MAX_MEMBERS} are read.",
+                    param="files",
+                )
+            wanted: dict[str, zipfile.ZipInfo] = {}
+            beside: dict[PurePosixPath, zipfile.ZipInfo] = {}
+            for member in members:
+                _sort(member, wanted, beside)
+            wanted |= _tokenizer_of(wanted, beside)
+            room = limit
+            for name, member in wanted.items():
+                with opened.open(member) as content, (staged / name).open("xb") as copy:
+                    room = copy_bounded(content, copy, room, limit)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError) as error:
+        raise AdapterInvalid(f"The archive can't be read: {error}.", param="files") from error
+    except (EOFError, struct.error, UnicodeDecodeError, zlib.error, LZMAError) as error:
+        raise AdapterInvalid("The archive is damaged.", param="files") from error
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
+        raise AdapterInvalid("The archive is damaged.", param="files") from error
+    check_contents(staged)
+
+
+def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) -> int:
+    """Copy; what is left of `room` bytes. Raises `AdapterTooLarge`."""
+    while piece := source.read(CHUNK):
+        room -= len(piece)
+        if room < 0:
+            raise AdapterTooLarge(
+                f"The adapter has more than {limit} bytes, the most that one may have.",
+                param="files",
+            )
+        target.write(piece)
+    return room
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The adapter's files in a folder, by the names that they get."""
+    names = {entry.name for entry in os.scandir(folder)}
+    wanted = own_files(names)
+    if WEIGHTS_FILE in names:
+        return {name: folder / name for name in wanted}
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if len(ggufs) == 1:
+        return {GGUF_FILE: folder / ggufs[0]}
+    for name in sorted(names):
+        check_beside(name)
+    raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    """Open a file, but no link and no device. Raises `AdapterInvalid`."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise AdapterInvalid(f"The adapter has no file {path.name}.", param="path") from None
+    except OSError as error:
+        raise AdapterInvalid(
+            f"{path.name} can't be read: {error.strerror}.", param="path"
+        ) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise AdapterInvalid(f"{path.name} isn't a regular file.", param="path")
+    return os.fdopen(handle, "rb")
+
+
+def _sort(
+    member: zipfile.ZipInfo,
+    wanted: dict[str, zipfile.ZipInfo],
+    beside: dict[PurePosixPath, zipfile.ZipInfo],
+) -> None:
+    """Keep a member if it's the adapter's, of a tokenizer `beside` them. Raises `AdapterInvalid`
+    for what is dangerous.
+    """
+    path = PurePosixPath(member.filename)
+    if "\\" in member.filename or path.is_absolute() or ".." in path.parts:
+        raise AdapterInvalid(
+            f"{member.filename[:100]!r} points outside the archive.", param="files"
+        )
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise AdapterInvalid(f"{member.filename[:100]!r} is a link.", param="files")
+    if member.is_dir():
+        return
+    check_beside(path.name)
+    name = GGUF_FILE if path.suffix == ".gguf" else path.name
+    if name in TOKENIZER_FILES:
+        beside[path] = member
+        return
+    if name not in (*ADAPTER_FILES, GGUF_FILE):
+        return  # a read-me: nothing that weights or texts need
+    if name in wanted:
+        raise AdapterInvalid("The archive holds more than one adapter.", param="files")
+    wanted[name] = member
+
+
+def _tokenizer_of(
+    wanted: dict[str, zipfile.ZipInfo], beside: dict[PurePosixPath, zipfile.ZipInfo]
+) -> dict[str, zipfile.ZipInfo]:
+    """Of the tokenizers in an archive, that in the folder of the weights."""
+    if WEIGHTS_FILE not in wanted:
+        return {}
+    folder = PurePosixPath(wanted[WEIGHTS_FILE].filename).parent
+    found = {path.name: member for path, member in beside.items() if path.parent == folder}
+    return found if brings_tokenizer(found) else {}
+
+
+def discard(staged: Path) -> None:
+    """Remove a staged folder, if it's still there."""
+    shutil.rmtree(staged, ignore_errors=True)

@@ -1,0 +1,327 @@
+"""A request names an adapter that isn't there: resolvers may find it, for the tenant that asks.
+
+Nobody is asked for a stranger: only for a name that an adapter may have, of a model that the caller
+may use, where tenant and key allow that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+
+from adapters import actions, cards
+from adapters import archive as files
+from adapters import store as room
+from adapters.cards import Target, access_target
+from adapters.models import WORKING, Adapter, AdapterVersion, VersionState, check_name
+from adapters.resolvers import HUB_RESOLVER, is_fetched, lora_resolvers
+from adapters.serving import Loaded, state_of
+from adapters.store import adapters_dir
+from catalog.access import ModelCard, ModelNotFound, tenant_cards
+from catalog.models import ServedModel
+from common.cached_lookup import CachedLookup
+from common.db import in_db_thread, in_file_thread
+from common.errors import AdapterInvalid, AdapterTooLarge, Conflict, ServiceUnavailable
+from engine.contract.errors import EngineOverloaded, InvalidRequest, QuireError
+from tenants.actors import Actor
+from tenants.authentication import Caller
+from tenants.models import Tenant
+
+# -- Rows of adapters that a resolver found for a tenant: kept, checked and taken live as any other.
+#
+# A tenant gets a version of its own, so what one has resolved is never another's, and what a name
+# leads to is content: files that change afterwards change nothing that is served.
+
+
+logger = logging.getLogger(__name__)
+
+SOURCE = "resolver:"
+#: Of one tenant that may wait for their checks: each loads the model, and others wait behind.
+MOST_WAITING = 8
+#: What a client is told to wait where waiting helps.
+RETRY_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Sought:
+    """An adapter's name, as one tenant asks for it. `base`: the served model's name."""
+
+    tenant_id: int
+    base: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is there of it.
+
+    Attributes:
+        there: the tenant has an adapter of this name, or there's a shared one. Then its own traffic
+            decides, and nobody is asked: who took it offline meant it.
+        waiting: the row of a version that a resolver found and a worker has in hand, or is to have.
+        refused: why its check refused it; "" if it didn't.
+        models: what the base model is called, for resolvers; empty when it's gone.
+    """
+
+    there: bool = False
+    waiting: int | None = None
+    refused: str = ""
+    models: tuple[str, ...] = ()
+
+
+def known(sought: Sought) -> Known:
+    """What is there, from the database."""
+    owned = Q(tenant_id=sought.tenant_id) | Q(tenant__isnull=True)
+    rows = Adapter.objects.filter(owned, served_model__name=sought.base, name=sought.name)
+    aliases = Q(aliases__name=sought.name)
+    also = Adapter.objects.filter(owned & aliases, served_model__name=sought.base)
+    if not rows.exists() and not also.exists():
+        return Known(models=_names_of(sought.base))
+    own = AdapterVersion.objects.filter(adapter__in=rows.filter(tenant_id=sought.tenant_id))
+    newest = own.order_by("-number").first()
+    if newest is None or not newest.source.startswith(SOURCE):
+        return Known(there=True)
+    if newest.state in WORKING:
+        return Known(there=True, waiting=newest.pk)
+    failed = newest.state == VersionState.FAILED and not own.exclude(pk=newest.pk).exists()
+    return Known(there=True, refused=newest.problem if failed else "")
+
+
+def _names_of(base: str) -> tuple[str, ...]:
+    """The source first, as vLLM has it; the served name unless it says the same."""
+    source = ServedModel.objects.filter(name=base).values_list("source", flat=True).first()
+    if source is None:
+        return ()
+    return (source,) if Path(source).name == Path(base).name else (source, base)
+
+
+def take(sought: Sought, resolver: str, path: str) -> int:
+    """Store what a resolver found, to go live once it's checked; the version's row.
+
+    Raises: `EngineOverloaded` (429) when too many of the tenant's wait; `AdapterInvalid`,
+    `AdapterTooLarge`; `Conflict` when somebody else has just made one of this name.
+    """
+    found = _allowed(path, resolver)
+    waits = AdapterVersion.objects.filter(
+        adapter__tenant_id=sought.tenant_id, state__in=WORKING, source__startswith=SOURCE
+    )
+    if waits.count() >= MOST_WAITING:
+        raise too_many()
+    logger.info("%s found %s for %s:%s", resolver, found, sought.base, sought.name)
+    version = actions.add_staged(
+        actor=Actor(f"LoRA resolver {resolver}"),
+        tenant=Tenant.objects.get(pk=sought.tenant_id),
+        served_model=ServedModel.objects.get(name=sought.base),
+        name=sought.name,
+        source=f"{SOURCE}{resolver}"[:1000],
+        stage=lambda staged: files.stage_folder(found, staged, room.most_of_one()),
+        promote=True,
+    )
+    return version.pk
+
+
+def too_many() -> EngineOverloaded:
+    """For a tenant whose guesses keep everybody busy."""
+    error = EngineOverloaded(
+        "Too many adapters are being looked up for you. Try again in a moment.", param="model"
+    )
+    error.retry_after = RETRY_AFTER_S
+    return error
+
+
+def _allowed(path: str, resolver: str) -> Path:
+    """The place that a resolver named, links resolved.
+
+    It must lie in a folder that the operator has named, or be what the hub's resolver has just
+    fetched. Never in the store: what is there is some tenant's. Raises `AdapterInvalid`, whose
+    words tell a tenant nothing about the server.
+    """
+    places = [*settings.QUIRE["ADAPTER_DIRS"], settings.QUIRE["LORA_RESOLVER_CACHE_DIR"]]
+    allowed = [Path(place).expanduser().resolve() for place in places if place]
+    found = Path(path).expanduser().resolve()
+    inside = any(found.is_relative_to(place) for place in allowed)
+    fetched = resolver == HUB_RESOLVER and is_fetched(found)
+    if not fetched and (not inside or found.is_relative_to(adapters_dir().resolve())):
+        logger.error("%s returned %s, which is outside the allowed directories", resolver, found)
+        raise AdapterInvalid(
+            "The adapter's files are outside the allowed directories.", param="model"
+        )
+    if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):
+        logger.error("%s returned %s, which doesn't exist", resolver, found)
+        raise AdapterInvalid("The adapter's files don't exist.", param="model")
+    return found
+
+
+#: What nobody found isn't looked for again so soon.
+TTL_S = 5.0
+ANSWER_WITHIN_S = 60.0
+#: A check loads the model. Who asks again joins the wait.
+CHECKED_WITHIN_S = 60.0
+LOOK_S = 0.2
+#: Look-ups of one tenant at a time, in this process.
+MOST_AT_ONCE = 8
+MAX_NAME = 100
+
+
+class _StillChecked(ServiceUnavailable):
+    retry_after = RETRY_AFTER_S
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """`found`: it's live now. `refused`: there's one, but it can't be served."""
+
+    found: bool = False
+    refused: str = ""
+
+
+_outcomes: CachedLookup[Sought, _Outcome] = CachedLookup(ttl=TTL_S, size=10_000)
+_busy: Counter[int] = Counter()
+
+
+async def access_or_resolve(caller: Caller, name: str | None) -> Target:
+    """As `access_target`; a name that isn't there is looked for by the resolvers.
+
+    Raises: as `access_target`; `AdapterInvalid` for what was found and can't be served,
+    `EngineOverloaded` (429) for too many at a time, `ServiceUnavailable` (503) while it's checked
+    or a resolver is in trouble.
+    """
+    try:
+        return await access_target(caller, name)
+    except ModelNotFound:
+        if name is None or not lora_resolvers() or not await _resolve(caller, name):
+            raise
+    cards.forget()
+    return await access_target(caller, name)
+
+
+async def _resolve(caller: Caller, name: str) -> bool:
+    """Whether it's live now under a base of the caller's. Raises as `access_or_resolve`."""
+    found = False
+    refused = ""
+    for base, short in _places(caller, name, await tenant_cards(caller.tenant_id)):
+        sought = Sought(caller.tenant_id, base, short)
+        outcome = await _outcomes.get(sought, partial(_look, sought))
+        found = found or outcome.found
+        refused = refused or outcome.refused
+    if refused and not found:
+        raise AdapterInvalid(f"The adapter {name!r} can't be served: {refused}", param="model")
+    return found
+
+
+def _places(caller: Caller, name: str, bases: dict[str, ModelCard]) -> list[tuple[str, str]]:
+    """Base and short name of each adapter that the caller may mean; none for a model's own name."""
+    prefix, colon, short = name.rpartition(":")
+    own = sorted({card.alias_of or each for each, card in bases.items()})
+    if colon:
+        own = [bases[prefix].alias_of or prefix] if prefix in bases else []
+    if name in bases or len(short) > MAX_NAME:
+        return []
+    try:
+        check_name(short)
+    except ValidationError:
+        return []
+    bare = [] if short in bases else [short]
+    return [
+        (base, short) for base in own if caller.may_use_adapter([f"{base}:{short}", *bare], base)
+    ]
+
+
+async def _look(sought: Sought) -> _Outcome:
+    """Everything that's to be done once for all who ask now."""
+    if _busy[sought.tenant_id] >= MOST_AT_ONCE:
+        raise too_many()
+    _busy[sought.tenant_id] += 1
+    try:
+        there = await in_db_thread(known, sought)
+        if there.waiting is not None:
+            return await _checked(there.waiting)
+        if there.there:
+            return _Outcome(refused=there.refused)
+        return await _ask(sought, there)
+    finally:
+        _busy[sought.tenant_id] -= 1
+        if not _busy[sought.tenant_id]:
+            del _busy[sought.tenant_id]
+
+
+async def _ask(sought: Sought, there: Known) -> _Outcome:
+    """One resolver after the other, until what one has found can be served."""
+    refused, trouble = "", False
+    for resolver in lora_resolvers():
+        for model in there.models:
+            try:
+                path = await _path(resolver, model, sought.name)
+                if path is None:
+                    continue
+                outcome = await _taken(sought, resolver, path)
+            except (AdapterInvalid, AdapterTooLarge) as error:
+                outcome = _Outcome(refused=error.message)
+            except QuireError:
+                raise
+            except ConnectionError as error:  # of what it asks: who reads the log knows what to do
+                logger.error("The LoRA resolver %s failed for %r: %s", resolver, sought.name, error)
+                trouble = True
+                continue
+            except Exception:
+                logger.exception("The LoRA resolver %s failed for %r.", resolver, sought.name)
+                trouble = True
+                continue
+            if outcome.found:
+                return outcome
+            refused = refused or outcome.refused
+    if trouble and not refused:
+        raise ServiceUnavailable("The adapter can't be looked up right now. Try again in a moment.")
+    return _Outcome(refused=refused)
+
+
+async def _path(resolver: str, model: str, name: str) -> str | None:
+    """Where a resolver says the adapter is. Raises what the resolver raises, TimeoutError."""
+    asked = lora_resolvers()[resolver].resolve_lora(model, name)
+    try:
+        found = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
+    except (AdapterInvalid, AdapterTooLarge):
+        raise
+    except InvalidRequest as error:  # a `LoRARequest` that can't be one
+        raise ValueError(error.message) from error
+    return None if found is None else str(found.lora_path)
+
+
+async def _taken(sought: Sought, resolver: str, path: str) -> _Outcome:
+    try:
+        return await _checked(await in_file_thread(take, sought, resolver, path))
+    except Conflict:  # another process was faster
+        there = await in_db_thread(known, sought)
+    if there.waiting is not None:
+        return await _checked(there.waiting)
+    return _Outcome(found=not there.refused, refused=there.refused)
+
+
+async def _checked(version: int) -> _Outcome:
+    """Wait for its check. Raises `ServiceUnavailable` when that takes long."""
+    deadline = time.monotonic() + CHECKED_WITHIN_S
+    while time.monotonic() < deadline:
+        state, problem = await in_db_thread(state_of, Loaded(version))
+        if state == "live":
+            return _Outcome(found=True)
+        if state == "failed":
+            return _Outcome(refused=problem or "its check has failed.")
+        if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
+            return _Outcome()
+        await asyncio.sleep(LOOK_S)
+    raise _StillChecked("The adapter is still being checked. Try again in a moment.", param="model")
+
+
+def forget() -> None:
+    """Look for everything anew in this process."""
+    _outcomes.clear()
+    lora_resolvers.cache_clear()

@@ -1,0 +1,300 @@
+"""What a worker does with a version: fetch it, check it, probe it, take it live if that is wished.
+
+Each step claims the row by its state, so a version is in one worker's hands, and one whose worker
+died is taken up by another after `LEASE`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from adapters import actions, store
+from adapters import store as room
+from adapters.models import WORKING, AdapterVersion, VersionState
+from adapters.sources import HUB, fetch
+from catalog.processes import spawn
+from common.errors import Conflict
+from engine.contract.errors import QuireError
+from tenants.actors import SYSTEM
+from tenants.audit import record
+
+# -- Checking a version in a process of its own, before any engine sees it.
+#
+# The program is the engine's: it reads header, shapes, rank and numbers, says what it found, and
+# then
+# lets a few prompts through the adapter and through a plain merge. Storeys above the engine run it
+# and read its JSON objects; they never load torch.
+
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 1800.0
+POLL_S = 0.1
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class CheckLost(Exception):
+    """Nobody wants the result any more."""
+
+
+def run_check(
+    model: str,
+    adapter: Path,
+    *,
+    wanted: Callable[[], bool] = lambda: True,
+    read: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with what
+    came of prompts as `probe`.
+
+    Args:
+        model: the base model's folder or hub id. adapter: a folder or a GGUF file.
+        wanted: asked now and then; False ends the program.
+        read: called once when all but prompts has been looked at and is well.
+    Raises: `CheckLost`.
+    """
+    program = settings.QUIRE["ADAPTER_CHECK_COMMAND"] or [sys.executable, "-m", "engine.lora.check"]
+    command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+        child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=said)
+        started, is_read = time.monotonic(), False
+        try:
+            while (status := child.wait(POLL_S)) is None:
+                if time.monotonic() - started > TIMEOUT_S:
+                    return refusal(f"The check took more than {TIMEOUT_S / 60:.0f} minutes.")
+                if not wanted():
+                    raise CheckLost
+                if not is_read and (is_read := _is_well(out)):
+                    read()
+        finally:
+            child.kill()
+        out.seek(0)
+        said.seek(0)
+        report = _report(out.read().decode("utf-8", "replace"))
+        if report is None or (passed(report) and report.get("probe") is None):
+            tail = said.read().decode("utf-8", "replace")[-2000:]
+            logger.error("the check of %s ended with status %s: %s", adapter, status, tail)
+            return refusal(
+                f"The check ended without a result (status {status}). The worker's log says more."
+            )
+    return report
+
+
+def _is_well(out: IO[bytes]) -> bool:
+    """Whether the first report is there. The file's position is the child's, and stays."""
+    found = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
+    return found is not None and passed(found)
+
+
+def refusal(message: str) -> dict[str, Any]:
+    """A report that says no."""
+    return {"ok": False, "error": {"message": message, "param": None}}
+
+
+def passed(report: dict[str, Any]) -> bool:
+    """Whether it may answer: the check is well, and so is the probe if there was one."""
+    probe = report.get("probe")
+    return bool(report.get("ok")) and (not isinstance(probe, dict) or bool(probe.get("passed")))
+
+
+def _report(text: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object: libraries may print before it."""
+    for line in reversed(text.strip().splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and "ok" in found:
+            return found
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return None
+    return whole if isinstance(whole, dict) and "ok" in whole else None
+
+
+LEASE = timedelta(seconds=60)
+#: A fetch tells nothing until it's done.
+FETCH_LEASE = timedelta(minutes=30)
+BEAT_S = 5.0
+#: A version that nobody took for so long has lost its message.
+FORGOTTEN = timedelta(seconds=20)
+#: Set when this process is told to end: a check takes longer than anybody waits for that.
+stopping = threading.Event()
+#: Requests that began with a version have ended by then.
+KEEP_S = 3600.0
+
+
+def work_on(pk: int) -> None:
+    """Bring a version as far as it goes. Does nothing with one that another worker has."""
+    version = _claimed(pk, VersionState.UPLOADED, VersionState.FETCHING, digest="")
+    if version is not None:
+        if not _fetch(version):
+            return
+        version = _claimed(pk, VersionState.FETCHING, VersionState.VALIDATING)
+    else:
+        version = _claimed(pk, VersionState.UPLOADED, VersionState.VALIDATING)
+    if version is None:
+        return
+    try:
+        report = _checked(version)
+    except CheckLost:
+        if stopping.is_set():
+            _give_back(version)
+        return
+    well = passed(report) and isinstance(report.get("probe"), dict)
+    if not well and report.get("ok"):
+        report["error"] = _probe_error(report)
+    state = VersionState.READY if well else VersionState.FAILED
+    if _end(version, version.state, state, report) and well:
+        _promote(version)
+
+
+def waiting(now: Any = None) -> list[int]:
+    """Versions that nobody works on: their message was lost, or their worker died."""
+    now = now or timezone.now()
+    checked = Q(state__in=(VersionState.VALIDATING, VersionState.PROBING))
+    lost = checked & Q(worked_at__lt=now - LEASE)
+    lost |= Q(state=VersionState.FETCHING, worked_at__lt=now - FETCH_LEASE)
+    AdapterVersion.objects.filter(lost).update(state=VersionState.UPLOADED)
+    rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - FORGOTTEN)
+    return list(rows.values_list("pk", flat=True))
+
+
+def sweep() -> int:
+    """Remove content that no version has, and uploads that were given up; how many."""
+    return actions.expire_uploads() + store.sweep(actions.known_digest, KEEP_S)
+
+
+def _claimed(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:
+    """The version, if it was in that state; nobody else gets it then."""
+    rows = AdapterVersion.objects.filter(pk=pk, state=before, **also)
+    if not rows.update(state=after, worked_at=timezone.now()):
+        return None
+    found = AdapterVersion.objects.select_related("adapter__tenant", "adapter__served_model")
+    return found.filter(pk=pk).first()
+
+
+def _give_back(version: AdapterVersion) -> None:
+    """Let the next sweep of any worker take it, unless it isn't ours any more."""
+    rows = AdapterVersion.objects.filter(pk=version.pk, state=version.state)
+    rows.update(state=VersionState.UPLOADED, worked_at=timezone.now() - FORGOTTEN)
+
+
+def _fetch(version: AdapterVersion) -> bool:
+    """Whether its files are here now."""
+    adapter, repository = version.adapter, version.source.removeprefix(HUB)
+    most, private = room.most_of_one(), adapter.tenant is None
+    try:
+        digest, size = actions.staged_content(
+            lambda staged: fetch(repository, staged, most, private=private)
+        )
+        with transaction.atomic():
+            room.check(adapter.tenant, size)
+            same = adapter.versions.filter(digest=digest).first()
+            if same is not None:
+                raise Conflict(f"Version {same.number} has exactly this content.")
+            rows = AdapterVersion.objects.filter(pk=version.pk, state=VersionState.FETCHING)
+            return bool(rows.update(digest=digest, num_bytes=size))
+    except QuireError as error:
+        _end(version, VersionState.FETCHING, VersionState.FAILED, refusal(error.message))
+        return False
+
+
+def _checked(version: AdapterVersion) -> dict[str, Any]:
+    """The report; the row says meanwhile how far it is. Raises `CheckLost` when it isn't ours."""
+    path = store.content_path(version.digest)
+    if not store.is_whole(version.digest):
+        return refusal("Its files are gone.")
+    beat = _Beat(version)
+    model = version.adapter.served_model.source
+    report = run_check(model, path, wanted=beat, read=lambda: _probing(version))
+    if report.get("ok") and report.get("digest") not in (None, version.digest):
+        return refusal("The files have changed since they were stored.")
+    return report
+
+
+def _probing(version: AdapterVersion) -> None:
+    """Note that all but the probe is done. Raises `CheckLost` when the version isn't ours."""
+    if _claimed(version.pk, version.state, VersionState.PROBING) is None:
+        raise CheckLost
+    version.state = VersionState.PROBING
+
+
+class _Beat:
+    """Says that the version is in hand, every few seconds; False once it isn't, or shall not be."""
+
+    def __init__(self, version: AdapterVersion) -> None:
+        self._version, self._at = version, time.monotonic()
+
+    def __call__(self) -> bool:
+        if stopping.is_set():
+            return False
+        now = time.monotonic()
+        if now - self._at < BEAT_S:
+            return True
+        self._at = now
+        rows = AdapterVersion.objects.filter(pk=self._version.pk, state=self._version.state)
+        return bool(rows.update(worked_at=timezone.now()))
+
+
+def _probe_error(report: dict[str, Any]) -> dict[str, Any]:
+    probe = report.get("probe")
+    if not isinstance(probe, dict):
+        return {"message": "The probe gave no result.", "param": None}
+    return {
+        "message": "Its answers differ from those of the merged model by up to "
+        f"{probe.get('max_difference')}.",
+        "param": None,
+    }
+
+
+@transaction.atomic
+def _end(version: AdapterVersion, before: str, after: str, report: dict[str, Any]) -> bool:
+    """Write down what came out, unless the version is no longer ours."""
+    rank = report.get("rank")
+    values: dict[str, Any] = {"state": after, "report": report, "worked_at": timezone.now()}
+    if isinstance(rank, int):
+        values["rank"] = rank
+    if not AdapterVersion.objects.filter(pk=version.pk, state=before).update(**values):
+        return False
+    done = "adapter.ready" if after == VersionState.READY else "adapter.refused"
+    error = report.get("error") or {}
+    record(
+        actor=SYSTEM,
+        action=done,
+        target=version,
+        tenant=version.adapter.tenant,
+        sha256=version.digest,
+        reason=str(error.get("message", ""))[:500] if isinstance(error, dict) else "",
+    )
+    return True
+
+
+def _promote(version: AdapterVersion) -> None:
+    if not version.promote_to:
+        return
+    try:
+        actions.promote(actor=SYSTEM, version=version, alias=version.promote_to)
+    except QuireError as error:
+        logger.warning("%s was not taken live: %s", version, error.message)
+
+
+def in_hand() -> bool:
+    """Whether any version still waits or is worked on."""
+    return AdapterVersion.objects.filter(state__in=WORKING).exists()

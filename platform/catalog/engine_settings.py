@@ -1,0 +1,74 @@
+"""A served model as the command line of one replica."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.contract.engine_config import EngineConfig
+
+ENGINE_SERVICE = (sys.executable, "-m", "engine.serving")
+
+
+def engine_flags(settings: Mapping[str, Any]) -> list[str]:
+    """`EngineConfig` settings as its own flags. None is left out: it's the default."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags.append(f"--{flag}={text}")  # one word: a value may start with a hyphen
+    return flags
+
+
+def replica_command(
+    settings: Mapping[str, Any],
+    *,
+    replica_id: str,
+    key_prefix: str,
+    drain_seconds: float,
+    spare: bool = False,
+    program: Sequence[str] = (),
+) -> list[str]:
+    """Argument list of one replica's process; `program` replaces `python -m engine.serving`.
+
+    Everybody on the machine may read it: Redis's address, which may hold a password, is in the
+    environment, as REDIS_URL.
+    """
+    return [
+        *(program or ENGINE_SERVICE),
+        f"--replica-id={replica_id}",
+        f"--key-prefix={key_prefix}",
+        f"--drain-timeout={drain_seconds}",
+        *(["--spare"] if spare else []),
+        *engine_flags(settings),
+    ]
+
+
+# -- Whether engine settings can be used here: by the engine's own rules, and by what apps add.
+
+
+#: Raises `ConfigError` (with `param`) for settings that can't be used.
+SettingsCheck = Callable[[Mapping[str, Any]], None]
+_checks: list[SettingsCheck] = []
+
+
+def register(check: SettingsCheck) -> None:
+    """Have settings checked by `check` as well, before a model is loaded with them."""
+    if check not in _checks:
+        _checks.append(check)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` (with `param`) unless a model may be loaded with these settings."""
+    EngineConfig.from_mapping(dict(settings))
+    for check in _checks:
+        check(settings)

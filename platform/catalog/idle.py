@@ -1,0 +1,102 @@
+"""Models that end when nobody asks for them, and come back with the next request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+from django.db import DatabaseError, InterfaceError, transaction
+from django.utils import timezone
+
+from catalog.models import DesiredState, ReplicaState, ServedModel
+from catalog.signals import served_model_changed
+from common.db import in_db_thread
+from common.errors import ServiceUnavailable
+from engine.contract.messages import Heartbeat
+from tenants.actors import SYSTEM
+from tenants.audit import record
+
+#: A supervisor starts what is wanted within a second; a busy machine's takes longer.
+TAKEN_UP = timedelta(seconds=10)
+
+
+class IdleWatch:
+    """Since when each model has had nothing to do, by its replicas' heartbeats."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: Name -> when its work last changed, and what it was then.
+        self._seen: dict[str, tuple[float, tuple[int, ...]]] = {}
+
+    def idle_seconds(self, name: str, beats: Iterable[Heartbeat]) -> float:
+        """How long the model's replicas have run nothing; 0 unless there are some, all ready."""
+        own = [beat for beat in beats if beat.model.name == name]
+        if not own or any(beat.state != "ready" or _busy(beat) for beat in own):
+            self._seen.pop(name, None)
+            return 0.0
+        work = tuple(
+            beat.stats.steps_total
+            for beat in sorted(own, key=lambda beat: (beat.replica_id, beat.incarnation))
+        )
+        since, before = self._seen.get(name, (self._clock(), ()))
+        if work != before:
+            since = self._clock()
+        self._seen[name] = since, work
+        return self._clock() - since
+
+
+def _busy(beat: Heartbeat) -> bool:
+    return bool(beat.stats.num_requests_running or beat.stats.num_requests_waiting)
+
+
+@transaction.atomic
+def let_go(model: ServedModel) -> bool:
+    """Have the model's replicas end until somebody asks; whether that changed anything."""
+    row = ServedModel.objects.select_for_update().filter(pk=model.pk).first()
+    if row is None or row.idle_since is not None or row.desired_state != DesiredState.LOADED:
+        return False
+    row.idle_since = timezone.now()
+    row.save(update_fields=["idle_since", "changed_at"])
+    record(actor=SYSTEM, action="model.idle", target=row, minutes=row.idle_minutes)
+    transaction.on_commit(lambda: _tell(row))
+    return True
+
+
+async def wake(name: str) -> bool:
+    """Have a model run again that had let go; whether it's worth waiting for.
+
+    Who comes while somebody else has woken it waits, too. Raises `ServiceUnavailable`.
+    """
+    return await in_db_thread(_wake, name)
+
+
+def _wake(name: str) -> bool:
+    try:
+        with transaction.atomic():
+            rows = ServedModel.objects.select_for_update()
+            row = rows.filter(name=name, desired_state=DesiredState.LOADED).first()
+            if row is None:
+                return False
+            if row.idle_since is None:
+                return _comes(row)
+            row.idle_since = None
+            row.save(update_fields=["idle_since", "changed_at"])
+            record(actor=SYSTEM, action="model.wake", target=row)
+            transaction.on_commit(lambda: _tell(row))
+            return True
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
+
+
+def _comes(row: ServedModel) -> bool:
+    """Whether replicas of it are on their way."""
+    states = set(row.replicas.values_list("state", flat=True))
+    if ReplicaState.FAILED in states:
+        return False
+    just_now = timezone.now() - row.changed_at < TAKEN_UP
+    return just_now or bool(states & {ReplicaState.PENDING, ReplicaState.LOADING})
+
+
+def _tell(model: ServedModel) -> None:
+    served_model_changed.send(ServedModel, served_model=model)

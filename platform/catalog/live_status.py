@@ -1,0 +1,256 @@
+"""Live replicas, from their heartbeats: what they are and what they do right now."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.conf import settings
+
+from catalog.access import access_replicas, access_served_models
+from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.replica_log import read_log
+from common.messaging import ALL
+from engine.contract.lora import TIERS
+from engine.contract.messages import STALL_AFTER_S, Heartbeat
+from engine.system.redis_client import sync_client
+from tenants.access import Reader, access_tenant, access_tenants
+from tenants.actors import as_actor
+from tenants.models import Tenant
+
+TIMEOUT_S = 2.0
+#: Of a log, where only its end is shown.
+TAIL_LINES = 20
+#: From the best that a model's replicas can be to the worst.
+ORDER = ("ready", "draining", "loading", "sleeping", "stalled", "failed", "offline")
+_FROM_ROW = {
+    ReplicaState.PENDING: "loading",
+    ReplicaState.LOADING: "loading",
+    ReplicaState.FAILED: "failed",
+}
+
+
+@lru_cache(maxsize=4)
+def client_of(url: str) -> redis.Redis:
+    """A client whose connections threads share."""
+    return sync_client(url, timeout_s=TIMEOUT_S)
+
+
+def live_replicas() -> list[Heartbeat]:
+    """Every replica with a heartbeat, by id. Raises redis.RedisError."""
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix)))
+    return list(beats.values())
+
+
+def log_tail(replica_id: str) -> str:
+    """The last lines of a replica's log. Raises redis.RedisError."""
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    return "\n".join(line.text for line in read_log(client, prefix, replica_id, most=TAIL_LINES))
+
+
+def state_of(beat: Heartbeat) -> str:
+    """The heartbeat's state, or "stalled": the process beats, but its engine does not move."""
+    if beat.state == "ready" and beat.at - beat.progress_at > STALL_AFTER_S:
+        return "stalled"
+    return beat.state if beat.state in ORDER else "failed"
+
+
+def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str, Any]:
+    """How a model is: the state of its best replica, by heartbeats and, failing those, by rows.
+
+    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens) and
+    "tasks", both None while no replica has said it}.
+    """
+    live = list(beats)
+    states = [state_of(beat) for beat in live]
+    # Rows speak of replicas that don't beat: those still to be started, and those that died.
+    states += [_FROM_ROW[ReplicaState(row.state)] for row in rows if row.state in _FROM_ROW]
+    loading = [beat.load_progress for beat in live if beat.state == "loading"]
+    return {
+        "state": min(states, key=ORDER.index, default="offline"),
+        "load_progress": max(loading, default=0.0),
+        "replicas": len(live),
+        "context": max((beat.model.max_model_len for beat in live), default=None),
+        "tasks": live[0].model.tasks if live else None,
+    }
+
+
+def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
+    """A replica's load as JSON. Where it runs, why it failed and what its cache holds is
+    for operators alone: the cache is everybody's.
+    """
+    stats = beat.stats
+    figures = {
+        "id": beat.replica_id,
+        "model": beat.model.name,
+        "state": state_of(beat),
+        "incarnation": beat.incarnation,
+        "at": beat.at,
+        "load_progress": beat.load_progress,
+        "dtype": beat.model.dtype,
+        "quantization": beat.model.quantization,
+        "max_model_len": beat.model.max_model_len,
+        "kv_capacity_tokens": beat.model.kv_capacity_tokens,
+        "running": stats.num_requests_running,
+        "waiting": stats.num_requests_waiting,
+        "kv_usage": stats.kv_cache_usage_perc,
+        "num_blocks": stats.num_blocks,
+        "preemptions": stats.num_preemptions_total,
+        "prompt_tokens": stats.prompt_tokens_total,
+        "generation_tokens": stats.generation_tokens_total,
+        "steps": stats.steps_total,
+        "last_step_ms": stats.last_step_ms,
+    }
+    if operator:
+        figures |= {
+            "host": beat.host,
+            "pid": beat.pid,
+            "detail": beat.detail,
+            "num_free_blocks": stats.num_free_blocks,
+            "num_cached_blocks": stats.num_cached_blocks,
+            "prefix_queries": stats.prefix_cache_queries_total,
+            "prefix_hits": stats.prefix_cache_hits_total,
+            "drafts": stats.spec_decode_num_drafts_total,
+            "draft_tokens": stats.spec_decode_num_draft_tokens_total,
+            "accepted_tokens": stats.spec_decode_num_accepted_tokens_total,
+        }
+    return figures
+
+
+# -- What models and replicas do right now: the topic `now`, and what a page asks for as it opens.
+
+
+def now(tenant_id: int) -> dict[str, Any]:
+    """The models that a tenant may use, and their replicas; for operators all, with hosts."""
+    if tenant_id == ALL:
+        return snapshot(
+            list(ServedModel.objects.all()),
+            list(Replica.objects.select_related("served_model")),
+            operator=True,
+        )
+    tenant = Tenant.objects.get(pk=tenant_id)
+    served = list(access_served_models(tenant))
+    return snapshot(served, list(access_replicas(tenant)), operator=False)
+
+
+def snapshot(served: list[ServedModel], rows: list[Replica], *, operator: bool) -> dict[str, Any]:
+    """Models with their states, live replicas with their load. Raises redis.RedisError."""
+    names = {model.name for model in served}
+    beats = live_replicas()
+    if not operator:
+        beats = [beat for beat in beats if beat.model.name in names]
+    states = states_of(names, beats, rows)
+    failures = {"failures": failures_of(beats, rows)} if operator else {}
+    return failures | {
+        "at": time.time(),
+        "models": [_card(model, states[model.name]) for model in served],
+        "replicas": [replica_figures(beat, operator=operator) for beat in beats],
+    }
+
+
+def states_of(
+    names: Iterable[str], beats: Iterable[Heartbeat], rows: Iterable[Replica]
+) -> dict[str, dict[str, Any]]:
+    """`model_state` by model name."""
+    by_name: dict[str, list[Heartbeat]] = defaultdict(list)
+    for beat in beats:
+        by_name[beat.model.name].append(beat)
+    rows_by_name: dict[str, list[Replica]] = defaultdict(list)
+    for row in rows:
+        rows_by_name[row.served_model.name].append(row)
+    return {name: model_state(by_name[name], rows_by_name[name]) for name in names}
+
+
+def _card(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
+    loaded = model.desired_state == DesiredState.LOADED
+    if not loaded and state["state"] == "offline":
+        state = {**state, "state": "unloaded"}
+    return {"id": model.name, **state, "max_model_len": model.max_model_len or state["context"]}
+
+
+def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dict[str, str]]:
+    """Replicas that failed, why, and the end of their logs.
+
+    Those that beat say why themselves, of the others their supervisor does.
+    """
+    beats = list(beats)
+    alive = {beat.replica_id for beat in beats}
+    found = [
+        (beat.replica_id, beat.model.name, beat.detail)
+        for beat in beats
+        if state_of(beat) in ("failed", "stalled")
+    ]
+    found += [
+        (row.replica_id, row.served_model.name, row.detail)
+        for row in rows
+        if row.state == ReplicaState.FAILED and row.replica_id not in alive
+    ]
+    return [
+        {"id": replica_id, "model": model, "detail": detail, "log": log_tail(replica_id)}
+        for replica_id, model, detail in found
+    ]
+
+
+# -- What live_status.py takes from console.views.overview.
+
+
+def overview_of(reader: Reader, tenant: str | None) -> dict[str, Any]:
+    """The same for whoever asks. Raises `NotFound` for a stranger's tenant, redis.RedisError."""
+    if tenant:
+        return now(access_tenant(reader, tenant).pk)
+    operator = as_actor(reader).is_operator
+    served, rows = _visible(reader, operator)
+    return snapshot(served, rows, operator=operator)
+
+
+def _visible(user: Reader, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
+    """The models and replica rows that the user may see."""
+    if operator:
+        return list(ServedModel.objects.all()), list(Replica.objects.select_related("served_model"))
+    served, rows = ServedModel.objects.none(), Replica.objects.none()
+    for tenant in access_tenants(user):
+        served = served | access_served_models(tenant)
+        rows = rows | access_replicas(tenant)
+    return list(served.distinct()), list(rows.distinct())
+
+
+# -- Where adapters' weights lie right now, by the replicas' heartbeats.
+
+
+RESIDENCY_ORDER = {tier: place for place, tier in enumerate(TIERS)}
+
+
+def residency(
+    beats: Iterable[Heartbeat], digests: Iterable[str], *, operator: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """{digest: [what each replica has of it]}, nearest to the kernels first.
+
+    Only of the digests that are asked for: others are other tenants'. Who isn't the operator sees
+    replicas by their model's name and a number.
+    """
+    wanted, found = set(digests), defaultdict(list)
+    for number, beat in enumerate(sorted(beats, key=lambda beat: beat.replica_id), 1):
+        for state in beat.adapters:
+            if state.digest in wanted:
+                found[state.digest].append(
+                    {
+                        "replica": beat.replica_id if operator else f"replica {number}",
+                        "tier": state.tier,
+                        "bytes": state.num_bytes,
+                        "pinned": state.pinned,
+                        "running": state.num_running,
+                        "waiting": state.num_waiting,
+                        "load_seconds": round(state.load_seconds, 4),
+                    }
+                )
+    for rows in found.values():
+        rows.sort(
+            key=lambda row: (RESIDENCY_ORDER.get(row["tier"], len(RESIDENCY_ORDER)), row["replica"])
+        )
+    return dict(found)

@@ -1,0 +1,200 @@
+"""What the pages of models show: rows of the catalogue, replicas as they are, needs, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+from django.conf import settings
+from django.db.models import QuerySet
+
+from catalog.access import access_catalog, access_served_models
+from catalog.checkpoint import Checkpoint, read_checkpoint
+from catalog.hub import downloaded
+from catalog.live_status import client_of, live_replicas, model_state
+from catalog.live_status import state_of as beat_state
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.replica_log import LogLine, read_log
+from catalog.sizing import Need, need_of
+from common.errors import NotFound
+from engine.contract import redis_keys
+from engine.contract import replica_state as loading
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.messages import Heartbeat
+from engine.contract.replica_state import LayerInfo
+from tenants.access import access_tenants
+from tenants.actors import as_actor
+from tenants.models import User
+
+PHASES = {
+    loading.DOWNLOADING: "Downloading",
+    loading.KERNELS: "Building kernels",
+    loading.READING: "Reading and converting weights",
+    loading.CACHE: "Laying out the KV cache",
+    loading.WARM_UP: "Warming up",
+}
+MOST_LAYERS = 2000
+MOST_SEQUENCES = 1 << 20
+MOST_CONTEXT = 1 << 31
+_layers = msgspec.json.Decoder(list[LayerInfo])
+
+
+def visible_models(user: User) -> QuerySet[ServedModel]:
+    """All for operators; for others those of their tenants, public ones among them."""
+    if as_actor(user).is_operator:
+        return access_catalog(user)
+    found = ServedModel.objects.none()
+    for tenant in access_tenants(user).filter(active=True):
+        found = found | access_served_models(tenant)
+    return found.distinct()
+
+
+def visible_model(user: User, pk: int) -> ServedModel:
+    """Raises `NotFound` for one that isn't there or isn't theirs."""
+    model = visible_models(user).filter(pk=pk).first()
+    if model is None:
+        raise NotFound("Model not found.")
+    return model
+
+
+def heartbeats() -> list[Heartbeat]:
+    """Of all replicas; none while Redis is away: pages tell what the rows say."""
+    try:
+        return live_replicas()
+    except redis.RedisError:
+        return []
+
+
+def state_of(
+    model: ServedModel, beats: Iterable[Heartbeat], rows: Iterable[Replica]
+) -> dict[str, Any]:
+    """`model_state`, and "unloaded" or "idle" for what shall not run now."""
+    found = model_state([beat for beat in beats if beat.model.name == model.name], rows)
+    if found["state"] == "offline" and model.desired_state == DesiredState.UNLOADED:
+        found["state"] = "unloaded"
+    elif found["state"] == "offline" and model.idle_since is not None:
+        found["state"] = "idle"
+    return found
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source of the catalogue is a repository's name: folders are absolute there."""
+    return not source.startswith("/")
+
+
+def checkpoint_of(source: str, model_settings: Mapping[str, Any]) -> Checkpoint | None:
+    """Of a source that lies on this host, downloaded or not, or None."""
+    try:
+        path = downloaded(source, model_settings) if is_on_hub(source) else Path(source)
+        if path is None:
+            return None
+        changed = path.stat().st_mtime_ns
+        if path.is_dir():
+            changed += sum(
+                file.stat().st_mtime_ns
+                for name in ("config.json", "model.safetensors", "model.safetensors.index.json")
+                if (file := path / name).is_file()
+            )
+        return _checkpoint(str(path), changed)
+    except (OSError, QuireError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def _checkpoint(source: str, changed: int) -> Checkpoint:
+    return read_checkpoint(Path(source))
+
+
+def need(found: Checkpoint, model_settings: dict[str, Any], asked: Any) -> Need:
+    """For what a form asks. Raises `InvalidRequest` with the field."""
+    sequences = _whole(asked, "sequences", 1, MOST_SEQUENCES)
+    context = _whole(asked, "context", 0, MOST_CONTEXT)
+    return need_of(found, model_settings, sequences=sequences, context=context)
+
+
+def _whole(asked: Any, name: str, default: int, most: int) -> int:
+    text = str(asked.get(name, "") or "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:12]) <= most:
+        raise InvalidRequest(f"{name} must be a whole number from 1 to {most}.", param=name)
+    return int(text)
+
+
+def replica_rows(model: ServedModel, beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
+    """Each replica of a model, by its row and, while it beats, its heartbeat. For operators."""
+    live = {beat.replica_id: beat for beat in beats if beat.model.name == model.name}
+    rows = list(model.replicas.all())
+    found = [replica_row(row, live.pop(row.replica_id, None)) for row in rows]
+    return found + [replica_row(None, beat) for beat in live.values()]
+
+
+def replica_row(row: Replica | None, beat: Heartbeat | None) -> dict[str, Any]:
+    """One replica as JSON."""
+    state = "offline"
+    if beat is not None:
+        state = beat_state(beat)
+    elif row is not None:
+        state = row.state
+    phase = beat.loading if beat is not None else None
+    return {
+        "id": beat.replica_id if beat is not None else row.replica_id if row is not None else "",
+        "pk": row.pk if row is not None else None,
+        "state": state,
+        "detail": (beat.detail if beat is not None else "") or (row.detail if row else ""),
+        "host": (row.host if row else "") or (beat.host if beat else ""),
+        "pid": (row.pid if row else None) or (beat.pid if beat else None),
+        "restarts": row.restarts if row is not None else 0,
+        "last_exit": row.last_exit if row is not None else "",
+        "phase": PHASES.get(phase.phase, "") if phase is not None else "",
+        "bytes_done": phase.done if phase is not None else 0,
+        "bytes_total": phase.total if phase is not None else 0,
+        "load_progress": beat.load_progress if beat is not None else 0.0,
+        "resident": beat.process.resident_bytes if beat is not None else 0,
+        "restartable": row is not None and row.state == ReplicaState.READY,
+    }
+
+
+def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
+    """The load report's summary, by the first replica that has one."""
+    for beat in beats:
+        if beat.model.weights:
+            return [
+                {
+                    "format": each.format,
+                    "level": each.level,
+                    "layers": each.layers,
+                    "nbytes": each.nbytes,
+                    "error": each.error,
+                }
+                for each in beat.model.weights
+            ]
+    return []
+
+
+def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
+    """The load report by layer, of the first of these replicas that has one."""
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    for replica_id in replica_ids:
+        try:
+            data: Any = client_of(settings.REDIS_URL).get(redis_keys.layers_key(replica_id, prefix))
+            if data is not None:
+                return _layers.decode(data)[:MOST_LAYERS]
+        except (redis.RedisError, msgspec.DecodeError, msgspec.ValidationError):
+            continue
+    return []
+
+
+def log_of(model: ServedModel, replica_id: str, after: str) -> list[LogLine]:
+    """The end of a replica's log. Raises `NotFound`, `InvalidRequest`, redis.RedisError."""
+    known = {row["id"] for row in replica_rows(model, heartbeats())}
+    if replica_id not in known:
+        raise NotFound("Replica not found.", param="replica")
+    if after and not all(part.isdigit() for part in after.split("-", 1)):
+        raise InvalidRequest("after must be a line's id.", param="after")
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    return read_log(client_of(settings.REDIS_URL), prefix, replica_id, after=after[:64], most=500)

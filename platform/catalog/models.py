@@ -1,0 +1,185 @@
+"""A model under the name that clients use."""
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+
+from catalog.engine_settings import check_settings
+from engine.contract.errors import ConfigError
+from tenants.models import Tenant
+
+#: Set from the row's own columns or by the supervisor, never in `settings`.
+RESERVED_SETTINGS = frozenset({"model", "served_model_name"})
+
+
+class DesiredState(models.TextChoices):
+    """What the operator wants; a supervisor sees to it."""
+
+    LOADED = "loaded", "Loaded"
+    UNLOADED = "unloaded", "Unloaded"
+
+
+def check_engine_settings(settings: Any) -> None:
+    """Raise ValidationError unless these are settings that a model may be loaded with."""
+    if not isinstance(settings, dict):
+        raise ValidationError("Must be a JSON object.")
+    if reserved := RESERVED_SETTINGS & set(settings):
+        raise ValidationError(f"{sorted(reserved)[0]} has a field of its own.")
+    try:
+        check_settings(settings)
+    except ConfigError as error:
+        raise ValidationError(error.message) from error
+
+
+class ServedModel(models.Model):
+    """A model under the name that clients use. Its replicas follow `desired_state`."""
+
+    name = models.CharField(
+        max_length=200,
+        unique=True,
+        validators=[
+            RegexValidator(
+                r"\A[A-Za-z0-9](?:[A-Za-z0-9._:@/-]*[A-Za-z0-9])?\Z",
+                "Letters, digits and . _ : @ / - inside.",
+            )
+        ],
+        help_text="What clients send as `model`.",
+    )
+    aliases = models.JSONField(
+        default=list, blank=True, help_text="Other names that clients may send, a JSON list."
+    )
+    fallbacks = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Models to use while no replica of this one serves, in this order.",
+    )
+    idle_minutes = models.PositiveIntegerField(
+        default=0,
+        validators=[MaxValueValidator(60 * 24 * 30)],
+        help_text="Unload after N minutes without requests; the next request loads it again. "
+        "0: never.",
+    )
+    idle_since = models.DateTimeField(null=True, blank=True, editable=False)
+    source = models.CharField(max_length=1000, help_text="A folder, or an id on the hub.")
+    settings = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Engine settings, such as {"max_model_len": 4096}.',
+    )
+    desired_state = models.CharField(
+        max_length=10, choices=DesiredState, default=DesiredState.UNLOADED
+    )
+    num_replicas = models.PositiveSmallIntegerField(
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(64)],
+        help_text="Replicas on each node that runs it.",
+    )
+    num_spares = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(64)],
+        help_text="Hot-standby replicas per node.",
+    )
+    node = models.CharField(
+        max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
+    )
+    managed = models.BooleanField(
+        default=True, help_text="Off: replicas are started manually with `manage.py engine`."
+    )
+    public = models.BooleanField(default=True, help_text="Off: for the tenants below alone.")
+    tenants = models.ManyToManyField(Tenant, blank=True, related_name="served_models")
+    max_model_len = models.PositiveIntegerField(
+        null=True, blank=True, editable=False, help_text="Context length, from its replicas."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        """Check names and engine settings. A validator would miss `[]`, which counts as empty."""
+        self._check_aliases()
+        self._check_fallbacks()
+        try:
+            check_engine_settings(self.settings)
+        except ValidationError as error:
+            raise ValidationError({"settings": error.messages}) from error
+
+    def _check_aliases(self) -> None:
+        """Raise ValidationError unless these are names that no other model has."""
+        given = self.aliases
+        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+            raise ValidationError({"aliases": "Must be a JSON list of names."})
+        check_name = self._meta.get_field("name").run_validators
+        for name in given:
+            try:
+                check_name(name)
+            except ValidationError as error:
+                raise ValidationError({"aliases": error.messages}) from error
+        wanted = {self.name, *given}
+        if len(wanted) != 1 + len(given):
+            raise ValidationError({"aliases": "A name is given twice."})
+        # Another of this very name was made a moment ago: that's a conflict, which saving it tells.
+        for other in ServedModel.objects.exclude(pk=self.pk).exclude(name=self.name):
+            if taken := wanted & {other.name, *other.aliases}:
+                raise ValidationError(
+                    {"aliases": f"{min(taken)} is a name of the model {other.name}."}
+                )
+
+    def _check_fallbacks(self) -> None:
+        """Raise ValidationError unless these are other models of the catalogue."""
+        given = self.fallbacks
+        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+            raise ValidationError({"fallbacks": "Must be a list of models' names."})
+        if self.name in given or len(set(given)) != len(given):
+            raise ValidationError({"fallbacks": "Each must be another model, named once."})
+        known = set(ServedModel.objects.filter(name__in=given).values_list("name", flat=True))
+        if unknown := [name for name in given if name not in known]:
+            raise ValidationError({"fallbacks": f"Model {unknown[0]!r} not found."})
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """All that `EngineConfig.from_mapping` needs for a replica of this model."""
+        return {**self.settings, "model": self.source, "served_model_name": self.name}
+
+
+# -- A replica as last seen.
+
+
+class ReplicaState(models.TextChoices):
+    """A replica's life. Routing goes by heartbeats in Redis; these rows are for people."""
+
+    PENDING = "pending", "Pending"  # to be started, or waiting to be started again
+    LOADING = "loading", "Loading"
+    READY = "ready", "Ready"
+    SLEEPING = "sleeping", "Sleeping"  # its memory is given back, see `sleep_model`
+    DRAINING = "draining", "Draining"  # finishes its streams, takes nothing new
+    STOPPED = "stopped", "Stopped"
+    FAILED = "failed", "Failed"  # `detail` says why
+
+
+class Replica(models.Model):
+    """A replica as last seen, mirrored from its supervisor and its heartbeat."""
+
+    served_model = models.ForeignKey(ServedModel, models.CASCADE, related_name="replicas")
+    replica_id = models.CharField(max_length=255, unique=True)
+    state = models.CharField(max_length=10, choices=ReplicaState, default=ReplicaState.PENDING)
+    detail = models.TextField(blank=True)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    host = models.CharField(max_length=255, blank=True)
+    incarnation = models.CharField(max_length=64, blank=True)
+    restarts = models.PositiveIntegerField(default=0)
+    last_exit = models.TextField(blank=True, help_text="Reason of the last unexpected exit.")
+    last_seen = models.DateTimeField(null=True, blank=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["replica_id"]
+
+    def __str__(self) -> str:
+        return self.replica_id

@@ -1,0 +1,92 @@
+"""Writing what replicas are doing into their rows, for people to see."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import transaction
+from django.utils import timezone
+
+from catalog.actions import ALIVE, SEEN_WITHIN_S
+from catalog.models import Replica, ReplicaState, ServedModel
+from engine.contract.messages import Heartbeat
+
+#: `last_seen` is written this often when nothing else changed.
+REFRESH = timedelta(seconds=5)
+
+
+def state_of(beat: Heartbeat) -> ReplicaState:
+    """A heartbeat's state; one that we don't know is a failure to talk to that replica."""
+    return ReplicaState(beat.state) if beat.state in ReplicaState.values else ReplicaState.FAILED
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What is known of one replica right now."""
+
+    replica_id: str
+    served_model_id: int
+    state: ReplicaState
+    detail: str = ""
+    pid: int | None = None
+    host: str = ""
+    incarnation: str = ""
+    restarts: int = 0
+    last_exit: str = ""
+
+    @classmethod
+    def of_heartbeat(cls, beat: Heartbeat, served_model_id: int) -> "Sighting":
+        """A replica that nobody here supervises."""
+        return cls(
+            replica_id=beat.replica_id,
+            served_model_id=served_model_id,
+            state=state_of(beat),
+            detail=beat.detail,
+            pid=beat.pid or None,
+            host=beat.host,
+            incarnation=beat.incarnation,
+        )
+
+
+@transaction.atomic
+def mirror(sightings: list[Sighting], context_lengths: dict[int, int]) -> None:
+    """Bring rows up to date, and say of replicas that nobody saw for a while that they stopped.
+
+    Args:
+        context_lengths: {served model's id: `max_model_len` that its replicas report}.
+    """
+    rows = {row.replica_id: row for row in Replica.objects.all()}
+    models = set(ServedModel.objects.values_list("pk", flat=True))
+    for sighting in sightings:
+        if sighting.served_model_id in models:  # else it was deleted a moment ago
+            _write(rows.get(sighting.replica_id), sighting)
+    for served_model_id, length in context_lengths.items():
+        wrong = ServedModel.objects.filter(pk=served_model_id).exclude(max_model_len=length)
+        wrong.update(max_model_len=length)
+    seen = {sighting.replica_id for sighting in sightings}
+    long_ago = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
+    lost = Replica.objects.filter(state__in=ALIVE, last_seen__lt=long_ago)
+    lost.exclude(replica_id__in=seen).update(
+        state=ReplicaState.STOPPED, detail="was not seen any more"
+    )
+
+
+def _write(row: Replica | None, sighting: Sighting) -> None:
+    """Insert or update one row, if there's news."""
+    values = {
+        "served_model_id": sighting.served_model_id,
+        "state": sighting.state,
+        "detail": sighting.detail,
+        "pid": sighting.pid,
+        "host": sighting.host,
+        "incarnation": sighting.incarnation,
+        "restarts": sighting.restarts,
+        "last_exit": sighting.last_exit,
+    }
+    if row is None:
+        row = Replica(replica_id=sighting.replica_id, last_seen=None)
+    stale = row.last_seen is None or timezone.now() - row.last_seen > REFRESH
+    if row.pk is None or stale or any(getattr(row, k) != v for k, v in values.items()):
+        for name, value in values.items():
+            setattr(row, name, value)
+        row.last_seen = datetime.now(UTC)
+        row.save()

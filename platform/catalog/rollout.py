@@ -1,0 +1,130 @@
+"""Waiting for a model to be served, or to be gone."""
+
+import time
+from collections.abc import Callable
+
+from catalog.actions import drain_replica
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from common.errors import Conflict, ServiceUnavailable
+from tenants.actors import Actor
+from tenants.models import User
+
+# -- Restarting a model's replicas one after the other, so that the others serve meanwhile.
+
+
+POLL_S = 0.2
+
+
+def restart_replicas(
+    *,
+    actor: Actor | User,
+    model: ServedModel,
+    timeout: float,
+    wait: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Have each ready replica finish what it has, end and start anew; the next one once it's ready.
+
+    Args:
+        timeout: seconds that each may take.
+        wait: for the last one, too.
+        say: hears what is being done.
+    Raises: `PermissionDenied`; `Conflict` where none is ready, or one can't be started again;
+    `ServiceUnavailable` without Redis, or when the time is over.
+    """
+    ready = list(
+        Replica.objects.filter(served_model=model, state=ReplicaState.READY).order_by("replica_id")
+    )
+    if not ready:
+        raise Conflict(f"No replica of {model.name} is ready.")
+    for number, replica in enumerate(ready, 1):
+        drain_replica(actor=actor, replica=replica)
+        say(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
+        if wait or number < len(ready):
+            _await_successor(replica, timeout)
+            say(f"{replica.replica_id} is ready again.")
+
+
+def _await_successor(replica: Replica, timeout: float) -> None:
+    """Block until another process serves in the replica's place."""
+    deadline = time.monotonic() + timeout
+    while True:
+        now = Replica.objects.filter(pk=replica.pk).first()
+        if now is None:
+            raise Conflict(f"{replica.replica_id} was removed in the meantime.")
+        if now.state == ReplicaState.READY and now.incarnation != replica.incarnation:
+            return
+        if now.state == ReplicaState.FAILED and now.restarts > replica.restarts:
+            reason = " ".join(now.detail.split())
+            raise Conflict(f"{replica.replica_id} can't be started again: {reason}")
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(
+                f"{replica.replica_id} is not ready again after {timeout:.0f} s, but {now.state}."
+            )
+        time.sleep(POLL_S)
+
+
+#: A supervisor takes a new model up within a second; after this long there is none.
+PICKED_UP_S = 15.0
+#: Until a supervisor has seen the wish, rows may still tell how the load before it ended.
+SEEN_S = 1.5
+
+
+def wait_until_ready(
+    model: ServedModel, timeout: float, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Block until a replica serves the model.
+
+    Raises: `Conflict` when its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` when
+    no supervisor takes it up or the time is over.
+    """
+    started, told, last = time.monotonic(), False, ""
+    while True:
+        rows = _rows(model)
+        if any(row.state == ReplicaState.READY for row in rows):
+            return
+        failed = [row for row in rows if row.state == ReplicaState.FAILED]
+        waited = time.monotonic() - started
+        if failed and len(failed) == len(rows) and waited > SEEN_S:
+            reason = " ".join(failed[0].detail.split())
+            raise Conflict(f"{model.name} can't be loaded: {reason}")
+        if not ServedModel.objects.filter(pk=model.pk, desired_state=DesiredState.LOADED).exists():
+            raise Conflict(f"{model.name} was unloaded meanwhile.")
+        alive = [row for row in rows if row.state != ReplicaState.STOPPED]
+        if not alive and waited > PICKED_UP_S and not told:
+            say("No supervisor has taken it up: is `manage.py up` or `supervise` running?")
+            told = True
+        if waited > timeout:
+            raise ServiceUnavailable(f"{model.name} is not ready after {timeout:.0f} s.")
+        now = ", ".join(f"{row.replica_id} is {row.state}" for row in alive)
+        if now and now != last:
+            say(now)
+            last = now
+        time.sleep(POLL_S)
+
+
+def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float) -> None:
+    """Block until all of these replicas are so. Raises `ServiceUnavailable` when time is over."""
+    deadline = time.monotonic() + timeout
+    names = [replica.replica_id for replica in replicas]
+    while left := list(Replica.objects.filter(replica_id__in=names).exclude(state=state)):
+        if time.monotonic() > deadline:
+            row = left[0]
+            raise ServiceUnavailable(
+                f"{row.replica_id} is {row.state}, not {state}, after {timeout:.0f} s."
+            )
+        time.sleep(POLL_S)
+
+
+def wait_until_gone(model: ServedModel, timeout: float) -> None:
+    """Block until no replica holds the model. Raises `ServiceUnavailable` when time is over."""
+    deadline = time.monotonic() + timeout
+    gone = (ReplicaState.STOPPED, ReplicaState.FAILED)
+    while any(row.state not in gone for row in _rows(model)):
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(f"{model.name} still drains after {timeout:.0f} s.")
+        time.sleep(POLL_S)
+
+
+def _rows(model: ServedModel) -> list[Replica]:
+    return list(Replica.objects.filter(served_model=model))

@@ -1,0 +1,181 @@
+"""What Quire's commands have in common: clear errors, tables, the data dir."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+import redis
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError, ProgrammingError, connections
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+
+from engine.contract.command_line import expanded
+from engine.contract.errors import ConfigError, QuireError
+from tenants.access import unknown_models
+from tenants.models import Tenant
+from tenants.redaction import without_credentials
+
+# -- What commands.py takes from tenants.cli.
+
+
+UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+
+
+def parse_span(text: str) -> timedelta | None:
+    """`90d`, `12h`, `30m` or `0`; None for anything else."""
+    if text == "0":
+        return timedelta(0)
+    match = re.fullmatch(r"(\d{1,6})([mhd])", text, re.ASCII)
+    return int(match[1]) * UNITS[match[2]] if match else None
+
+
+def parse_expiry(text: str, option: str = "--expires") -> datetime:
+    """`90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
+    if span := parse_span(text):
+        return timezone.now() + span
+    try:
+        moment = parse_datetime(text)
+        if moment is None and (day := parse_date(text)):
+            moment = datetime.combine(day, datetime.min.time())
+    except ValueError as error:
+        raise CommandError(f"{option} {text}: {error}.") from error
+    if moment is None:
+        raise CommandError(f"{option} {text}: use 90d, 12h, 30m, or a date such as 2027-01-31.")
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def comma_list(text: str) -> list[str]:
+    """The words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def yes_or_no(text: str) -> bool:
+    """Raises ArgumentTypeError."""
+    word = text.strip().lower()
+    if word not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
+    return word == "yes"
+
+
+CONNECT_TIMEOUT_S = 10
+
+
+class QuireCommand(BaseCommand):
+    """Turns expected errors into one clear line, and takes `--data-dir`."""
+
+    requires_system_checks: Sequence[str] = ()
+    #: Whether nothing can be done while the database is away.
+    needs_database = True
+    #: Whether the command line is spelled as an engine's: see `engine.contract.command_line`.
+    takes_engine_settings = False
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Read the command line; one with engine settings as vLLM's."""
+        if self.takes_engine_settings:
+            try:
+                parser = self.create_parser(argv[0], argv[1])
+                argv = [*argv[:2], *expanded(argv[2:], parser)]
+            except ConfigError as error:
+                self.stderr.write(f"{argv[1]}: {error.message}")
+                sys.exit(2)
+        super().run_from_argv(argv)
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Add what every command takes; `manage.py` itself acts on it."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.add_argument(
+            "--data-dir",
+            metavar="DIR",
+            help="where this instance keeps its files (default: QUIRE_DATA_DIR or .quire)",
+        )
+        return parser
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run; refusals and missing services become a `CommandError`."""
+        try:
+            if self.needs_database:
+                check_database()
+            return super().execute(*args, **options)
+        except QuireError as error:
+            raise CommandError(error.message) from error
+        except redis.RedisError as error:
+            raise CommandError(
+                f"Redis at {without_credentials(settings.REDIS_URL)} can't be used: "
+                f"{sentence(error)} "
+                "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
+            ) from error
+        except (OperationalError, ProgrammingError) as error:
+            explain_database(error)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print columns."""
+        cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.stdout.write(line.rstrip())
+
+    def note_unknown_models(self, tenant: Tenant, names: Sequence[str]) -> None:
+        """Name those that are called so by nobody: a slip of the pen, or models yet to come."""
+        for name in unknown_models(tenant, names):
+            self.note(f"No model or adapter is called {name} today: it applies as soon as one is.")
+
+    def note(self, text: str) -> None:
+        """Say something to the person, beside the output that a script may read."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def check_database() -> None:
+    """Connect to PostgreSQL once, so that its own words say what is wrong.
+
+    The pool would try again for ten seconds, log each try and then only say that it gave up.
+    Raises: OperationalError.
+    """
+    default = connections["default"]
+    if default.vendor != "postgresql":
+        return
+    alone = deepcopy(default.settings_dict)
+    alone["OPTIONS"].pop("pool", None)
+    alone["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    probe = type(default)(alone, "default")
+    try:
+        probe.ensure_connection()
+    finally:
+        probe.close()
+
+
+def explain_database(error: Exception) -> NoReturn:
+    """Raise a `CommandError` that says what to do about a database error."""
+    text = str(error).lower()
+    if "no such table" in text or "does not exist" in text or "no such column" in text:
+        raise CommandError(
+            "The database is not set up yet: run `manage.py up`, or `manage.py migrate`."
+        ) from error
+    default = settings.DATABASES["default"]
+    place = default["NAME"]
+    if default.get("HOST"):
+        place = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
+    if "disk is full" in text or "no space left" in text:
+        raise CommandError(f"The disk of the database {place} is full: make room there.") from error
+    raise CommandError(
+        f"The database {place} can't be used: {sentence(error)} "
+        "Does it run, and is DATABASE_URL right?"
+    ) from error
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, with a full stop behind it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def read_password(options: dict[str, Any]) -> str | None:
+    """What `--password-stdin` reads: one line, so that no list of processes shows it."""
+    return sys.stdin.readline().rstrip("\n") if options["password_stdin"] else None

@@ -1,0 +1,156 @@
+"""Database work for coroutines, in a few threads for each kind of it.
+
+What every request waits for (its key, limits, prices, its model) has threads that nothing slow
+takes. Reports, searches and lists are slow: they have threads of their own elsewhere, and a limit.
+
+Django runs a request's `sync_to_async` work in a thread that ends with the request. Work that
+outlives a request or is shared by several, such as a cached look-up, must not depend on one.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, OperationalError, connection, connections, models, transaction
+
+from common.errors import Conflict, QueryTimeout
+from engine.contract.errors import InvalidRequest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: What a statement of a report, a search or a list may take.
+REPORT_LIMIT_S = 10.0
+#: Steps of SQLite's machine between two looks at the time; about a millisecond.
+_STEPS = 10_000
+#: How PostgreSQL and SQLite say that a statement was cut off.
+_QUERY_CANCELED, _INTERRUPTED = "57014", "SQLITE_INTERRUPT"
+
+# With those of reports no more than a pool of PostgreSQL connections has (`config.connections`).
+_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-db")
+# Writing a large file takes seconds.
+_file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-files")
+_admission_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-admission")
+
+
+async def in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `function` in a database thread. Its connection goes back to the pool; SQLite's stays."""
+    return await _run_in(_threads, partial(function, *args, **kwargs))
+
+
+async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same for what keeps files busy besides the database."""
+    return await _run_in(_file_threads, partial(function, *args, **kwargs))
+
+
+async def in_admission_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same for short look-ups that every request waits for, and nothing else."""
+    return await _run_in(_admission_threads, partial(function, *args, **kwargs))
+
+
+def with_time_limit(function: Callable[[], T]) -> T:
+    """`function()`, which reads from the database, in a thread that isn't one of these.
+
+    Raises: `QueryTimeout` when a statement takes longer than `REPORT_LIMIT_S`; on SQLite, when all
+    of them together do.
+    """
+    return _with_connection(partial(_limited, function))
+
+
+def _limited(function: Callable[[], T]) -> T:
+    limit = _limit_sqlite if connection.vendor == "sqlite" else _limit_postgresql
+    try:
+        with limit():
+            return function()
+    except OperationalError as error:
+        cause = error.__cause__
+        canceled = getattr(cause, "sqlstate", None) == _QUERY_CANCELED
+        if canceled or getattr(cause, "sqlite_errorname", None) == _INTERRUPTED:
+            raise QueryTimeout(
+                f"The database needs longer than {REPORT_LIMIT_S:g} s for this. Ask for less: a "
+                "shorter time, fewer groups, a narrower filter."
+            ) from error
+        raise
+
+
+@contextmanager
+def _limit_postgresql() -> Iterator[None]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        limit_ms = str(round(REPORT_LIMIT_S * 1000))
+        cursor.execute("SELECT set_config('statement_timeout', %s, true)", [limit_ms])
+        yield
+
+
+@contextmanager
+def _limit_sqlite() -> Iterator[None]:
+    connection.ensure_connection()
+    deadline = time.monotonic() + REPORT_LIMIT_S
+    database = connection.connection
+    database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    try:
+        yield
+    finally:
+        database.set_progress_handler(None, 0)
+
+
+async def _run_in(threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+    work = partial(_with_connection, function)
+    return await sync_to_async(work, thread_sensitive=False, executor=threads)()
+
+
+def _with_connection(function: Callable[[], T]) -> T:
+    _close_old()
+    try:
+        return function()
+    finally:
+        _close_old()
+
+
+def _close_old() -> None:
+    """As Django does between requests, but for whole connections to SQLite.
+
+    To open its file and set it up costs several times what most look-ups do, and these threads, few
+    as they are, live as long as the process.
+    """
+    for each in connections.all(initialized_only=True):
+        whole = each.autocommit and not each.errors_occurred
+        if each.vendor != "sqlite" or not whole:
+            each.close_if_unusable_or_obsolete()
+
+
+# -- Saving a row only when it's right, with errors that name the field.
+
+
+def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
+    """Check all fields but those named `unchecked`, and save.
+
+    Raises: `InvalidRequest` with the field in `param`; `Conflict` when a unique value is taken.
+    """
+    try:
+        row.full_clean(exclude=set(unchecked), validate_unique=False, validate_constraints=False)
+    except ValidationError as error:
+        field, messages = next(iter(error.message_dict.items()))
+        param = None if field == "__all__" else field
+        label = f"{param}: " if param else ""
+        raise InvalidRequest(label + " ".join(messages), param=param) from error
+    try:
+        with transaction.atomic():  # a savepoint: a clash leaves the caller's transaction usable
+            row.save()
+    except IntegrityError as error:
+        raise Conflict(f"There is already a {row._meta.verbose_name} {row}.") from error
+
+
+def changed(row: models.Model, changes: dict[str, Any]) -> dict[str, list[Any]]:
+    """Set the fields and return `{field: [before, after]}` for those that really change."""
+    difference = {}
+    for field, after in changes.items():
+        before = getattr(row, field)
+        if before != after:
+            setattr(row, field, after)
+            difference[field] = [before, after]
+    return difference

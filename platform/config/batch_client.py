@@ -1,0 +1,177 @@
+"""A file of requests through a server, and a server of one's own for as long as that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+from django.conf import settings
+
+from engine.contract.errors import InvalidRequest
+from inference.api.batches.files import parse_line
+from inference.request.context import new_id
+
+#: Answers that mean "later". Each is asked for again, after what it says itself.
+LATER = frozenset({429, 503})
+MAX_TRIES = 20
+START_TIMEOUT_S = 600.0
+
+
+class NoServer(RuntimeError):
+    """The server that was started for the batch doesn't serve."""
+
+
+@dataclass
+class Totals:
+    """What became of a file's requests."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchClient:
+    """Sends a batch's requests to a server, some at a time.
+
+    Args:
+        url: without `/v1`. concurrency: requests under way at a time.
+    """
+
+    def __init__(self, url: str, api_key: str, concurrency: int, *, verify: bool = True) -> None:
+        headers = {"authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(max_connections=concurrency)
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            limits=limits,
+            timeout=None,  # noqa: S113 - an answer takes as long as it takes
+            verify=verify,
+        )
+        self._concurrency = concurrency
+
+    async def run(self, lines: Iterable[bytes], output: IO[str]) -> Totals:
+        """A result for every line that isn't blank, in the order in which they are done.
+
+        Raises: httpx.TransportError when the server can't be reached.
+        """
+        totals, todo = Totals(), (line for line in lines if line.strip())
+
+        async def work() -> None:
+            for line in todo:
+                result = await self._result(line)
+                good = (result["response"] or {}).get("status_code") == 200
+                totals.completed += good
+                totals.failed += not good
+                output.write(json.dumps(result, ensure_ascii=False) + "\n")
+
+        async with self._client, asyncio.TaskGroup() as group:
+            for _ in range(self._concurrency):
+                group.create_task(work())
+        return totals
+
+    async def _result(self, line: bytes) -> dict[str, Any]:
+        result: dict[str, Any] = {"id": new_id("batch_req"), "custom_id": None}
+        try:
+            request = parse_line(line)
+            result["custom_id"] = request.get("custom_id")
+            url, body = _checked(request)
+        except InvalidRequest as error:
+            told = {"code": error.code, "message": error.message}
+            return result | {"response": None, "error": told}
+        answer = await self._ask(url, body)
+        response = {
+            "status_code": answer.status_code,
+            "request_id": answer.headers.get("x-request-id", ""),
+            "body": _body(answer),
+        }
+        return result | {"response": response, "error": None}
+
+    async def _ask(self, url: str, body: dict[str, Any]) -> httpx.Response:
+        for _ in range(MAX_TRIES):
+            answer = await self._client.post(url, json=body)
+            if answer.status_code not in LATER:
+                break
+            await asyncio.sleep(float(answer.headers.get("retry-after-ms", "1000")) / 1000)
+        return answer
+
+
+def _body(answer: httpx.Response) -> Any:
+    """The answer's JSON; what a proxy says in words of its own as an error."""
+    try:
+        return answer.json()
+    except ValueError:
+        return {"error": {"message": answer.text[:1000], "code": "no_json"}}
+
+
+def _checked(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Address and body. Raises `InvalidRequest`."""
+    url, body = request.get("url"), request.get("body")
+    if not isinstance(request.get("custom_id"), str):
+        raise InvalidRequest("custom_id must be a string.", param="custom_id")
+    if request.get("method") != "POST":
+        raise InvalidRequest("method must be 'POST'.", param="method")
+    if not isinstance(url, str) or not url.startswith("/v1/") or ".." in url:
+        raise InvalidRequest("url must be an endpoint, such as /v1/chat/completions.", param="url")
+    if not isinstance(body, dict):
+        raise InvalidRequest("body must be a JSON object.", param="body")
+    if body.get("stream") or body.get("background"):
+        raise InvalidRequest("A batch's requests are answered in one body.", param="body.stream")
+    return url, body
+
+
+@contextmanager
+def own_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Address and key of a private instance: its own data, its own Redis, one replica.
+
+    Raises: `NoServer` with the end of its log.
+    """
+    with tempfile.TemporaryDirectory(prefix="quire-batch-") as name:
+        folder = Path(name)
+        ready, log = folder / "ready.json", folder / "log"
+        command = ["manage.py", "up", "--port", "0", "--no-worker", "--ready-file", str(ready)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *command, "--data-dir", str(folder / "data"), *flags],
+                cwd=settings.BASE_DIR,
+                env=_environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            found = _await(process, ready, log)
+            yield found["url"], found["api_key"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Without what points to other instances."""
+    dropped = ("DATABASE_URL", "REDIS_URL", "QUIRE_DATA_DIR", "QUIRE_KEY_PREFIX", "QUIRE_FILES_DIR")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _await(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if ready.exists():
+            found: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
+            return found
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise NoServer(log.read_text(encoding="utf-8", errors="replace")[-2000:].strip())

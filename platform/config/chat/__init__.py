@@ -1,1 +1,0 @@
-"""`manage.py chat`: a conversation in the terminal, over the same HTTP as every client."""

@@ -1,0 +1,126 @@
+"""Database settings: SQLite in the data dir, or what `DATABASE_URL` says."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+# -- The one Redis address in the spellings that its users want.
+
+
+SCHEMES = ("redis", "rediss", "unix")
+#: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
+MAX_SOCKET_PATH = 100
+
+
+def socket_path(data_dir: Path) -> Path:
+    """The socket of this data dir's server. A long data dir gets a short stand-in folder."""
+    path = data_dir / "redis" / "redis.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"quire-{os.getuid()}-{name}" / "redis.sock"
+
+
+def socket_url(data_dir: Path) -> str:
+    """Where `manage.py up` puts this data dir's embedded Redis."""
+    return f"unix://{quote(str(socket_path(data_dir)))}"
+
+
+def checked_url(url: str) -> str:
+    """`REDIS_URL` as it is. Raises ImproperlyConfigured for what is no Redis's address."""
+    scheme = urlsplit(url).scheme
+    if "sentinel" in scheme:
+        raise ImproperlyConfigured(
+            "REDIS_URL names one server: Sentinels aren't asked who the primary is. Name an "
+            "address that follows it, such as a proxy's."
+        )
+    if scheme not in SCHEMES:
+        raise ImproperlyConfigured(
+            f"REDIS_URL must start with redis://, rediss:// or unix://, not {scheme!r}. "
+            "Unset, `manage.py up` runs a Redis of its own."
+        )
+    check_address("REDIS_URL", url)
+    return url
+
+
+def check_address(name: str, url: str) -> None:
+    """Raise ImproperlyConfigured for an address that can't be taken apart, and don't show it: what
+    stands in the port's place is the rest of a password with a slash, say.
+    """
+    try:
+        urlsplit(url).port  # noqa: B018 - to look is to check
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"{name} is no address that can be read. In a password write /, #, ?, : and @ as "
+            "%2F, %23, %3F, %3A and %40."
+        ) from None
+
+
+def celery_url(redis_url: str) -> str:
+    """Celery's spelling: a Unix socket is `redis+socket://`, its database `virtual_host`."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    database = parse_qs(parts.query).get("db", ["0"])[0]
+    return f"redis+socket://{parts.path}?virtual_host={database}"
+
+
+DATABASES_SCHEMES = ("postgres", "postgresql", "sqlite")
+
+#: Readers never wait for the writer; a writer waits for another instead of failing.
+SQLITE_OPTIONS: dict[str, Any] = {
+    # A transaction that starts as a reader and turns writer can't wait for the lock in SQLite: it
+    # fails at once. Taking the write lock first makes `timeout` hold for every transaction.
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": (
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000;"
+        "PRAGMA foreign_keys=ON; PRAGMA cache_size=-16000"
+    ),
+}
+
+
+def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
+    """Django's settings of one database.
+
+    Args:
+        url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
+        pool: keep PostgreSQL connections in a pool. An async request runs its queries in a thread
+            of its own, so connections kept by thread would be opened anew for each request.
+    Raises: ImproperlyConfigured for other databases, and for what is no address.
+    """
+    if url and urlsplit(url).scheme not in DATABASES_SCHEMES:
+        raise ImproperlyConfigured(
+            f"DATABASE_URL must start with postgres:// (or sqlite:///), not {url.split(':')[0]!r}. "
+            "Unset, Quire keeps SQLite in its data dir."
+        )
+    check_address("DATABASE_URL", url)
+    settings: dict[str, Any] = dict(
+        dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
+    )
+    options = dict(settings.get("OPTIONS") or {})
+    if settings["ENGINE"].endswith("sqlite3"):
+        options = SQLITE_OPTIONS | options
+    elif settings["ENGINE"].endswith("postgresql") and pool:
+        options.setdefault("pool", {"min_size": 1, "max_size": 20, "timeout": 10})
+        # After a restart of the server no request gets a connection that had broken before it.
+        settings["CONN_HEALTH_CHECKS"] = True
+        _look_each_second()
+    return settings | {"OPTIONS": options, "CONN_MAX_AGE": 0}
+
+
+def _look_each_second() -> None:
+    """Have pools try to reach a server that is away once a second.
+
+    By themselves they wait twice as long after each try: a server that was away for 5 s would be
+    found after 7 or 15, and one that was away for a minute after two.
+    """
+    from psycopg_pool.base import AttemptWithBackoff
+
+    AttemptWithBackoff.DELAY_BACKOFF = 1.0

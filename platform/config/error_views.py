@@ -1,0 +1,29 @@
+"""400: Django's page, or, for an address that pages don't answer to, what the operator can do."""
+
+from __future__ import annotations
+
+from django.core.exceptions import DisallowedHost
+from django.http import HttpRequest, HttpResponseBadRequest
+from django.http.response import HttpResponseBase
+from django.template import loader
+from django.views import defaults
+
+from inference.errors import error_response
+from inference.web.views import unknown_path
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    """It's what somebody sees who opens a new installation under its host's own name."""
+    if isinstance(exception, DisallowedHost):
+        return HttpResponseBadRequest(loader.get_template("unknown_host.html").render())
+    return defaults.bad_request(request, exception)
+
+
+# -- 404: a page for browsers, the API's error for everybody else.
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    """Browsers say that they read HTML; clients of an API that is looked for elsewhere don't."""
+    if "text/html" in request.headers.get("Accept", ""):
+        return defaults.page_not_found(request, exception)
+    return error_response(unknown_path(request.path_info))

@@ -1,0 +1,360 @@
+"""The adapters that `manage.py up` sees to: the demo's two, and those of `--lora-modules`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError
+from django.db import transaction
+from django.utils import timezone
+
+from adapters import actions
+from adapters.models import WORKING, Adapter, AdapterVersion, VersionState
+from catalog import actions as catalog_actions
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from common.files import write_private
+from common.settings import words
+from config.embedded_redis import StartFailed
+from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
+from engine.contract.lora import CONFIG_FILE, adapter_digest
+from tenants import actions as tenant_actions
+from tenants import api_keys as api_keys
+from tenants import api_keys as key_text
+from tenants import api_keys as scopes
+from tenants.actors import COMMAND_LINE, SYSTEM
+from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
+
+DEMO_WORDS = {
+    "pirate": "Answers as a pirate would.",
+    "butler": "Answers as a butler of the old school.",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of `--lora-modules`. `base`: the model that it says it belongs to, "" for the one that is
+    served.
+    """
+
+    name: str
+    path: str
+    base: str = ""
+
+
+def given_modules(words: Sequence[str] | None) -> list[Module]:
+    """`NAME=PATH` or `{"name": ..., "path": ...}`. Raises `CommandError`."""
+    found = [_module(word) for word in words or ()]
+    names = [module.name for module in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise CommandError(f"--lora-modules names {name!r} twice.")
+    for module in found:
+        if not Path(module.path).expanduser().exists():
+            raise CommandError(f"--lora-modules {module.name}: there is no {module.path}.")
+    return found
+
+
+def _module(word: str) -> Module:
+    if not word.lstrip().startswith("{"):
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise CommandError(f"--lora-modules takes NAME=PATH or JSON, got {word[:100]!r}.")
+        return Module(name, path)
+    try:
+        found = json.loads(word)
+        given = (found["name"], found["path"], found.get("base_model_name") or "")
+        if not all(isinstance(text, str) for text in given):
+            raise TypeError
+        return Module(*given)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(
+            '--lora-modules as JSON is {"name": "...", "path": "..."}, perhaps with '
+            f'"base_model_name"; got {word[:200]!r}.'
+        ) from error
+
+
+def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[AdapterVersion]:
+    """Have them in the store, to be checked by a worker and then live; those of `--lora-modules`.
+
+    Raises `CommandError` for one of these that can't be taken.
+    """
+    given = []
+    for module in given_modules(words):
+        if module.base not in ("", model.name, *model.aliases):
+            raise CommandError(
+                f"--lora-modules {module.name} is for {module.base}, but {model.name} is served."
+            )
+        try:
+            path = Path(module.path).expanduser().resolve()
+            given.append(_ensure(model, module.name, path))
+        except QuireError as error:
+            raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
+    if Path(model.source) == Path(settings.QUIRE["DEMO_MODEL"]):
+        for folder in sorted(Path(settings.QUIRE["DEMO_ADAPTERS"]).glob("*/")):
+            if (folder / CONFIG_FILE).is_file():
+                _ensure_demo(model, folder)
+    return given
+
+
+def still_checked(given: Sequence[AdapterVersion]) -> bool:
+    """Whether a worker has one of them in hand yet. Raises `StartFailed` for one that is refused:
+    who names an adapter at the start wants no server without it.
+    """
+    rows = AdapterVersion.objects.filter(pk__in=[version.pk for version in given])
+    for version in rows.filter(state=VersionState.FAILED).select_related("adapter"):
+        raise StartFailed(f"--lora-modules {version.adapter.name}: {version.problem}")
+    return rows.filter(state__in=WORKING).exists()
+
+
+def _ensure_demo(model: ServedModel, folder: Path) -> None:
+    """Once: an operator who deletes it or changes it has the last word."""
+    seen = AuditEntry.objects.filter(
+        action="adapter.create", target_label=f"{model}:{folder.name}"
+    ).exists()
+    if not seen and not Adapter.objects.filter(tenant=None, name=folder.name).exists():
+        _ensure(model, folder.name, folder)
+
+
+def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
+    """A version of this content; the one that is there is left as it is."""
+    known = AdapterVersion.objects.filter(
+        adapter__tenant=None,
+        adapter__served_model=model,
+        adapter__name=name,
+        digest=adapter_digest(path),
+    )
+    found = known.first()
+    if found is None:
+        found = actions.add_from_folder(
+            actor=COMMAND_LINE,
+            tenant=None,
+            served_model=model,
+            name=name,
+            path=str(path),
+            description=DEMO_WORDS.get(name, ""),
+            promote=True,
+        )
+    return found
+
+
+# -- The first user, tenant and key of an instance, and where their secrets are kept for its owner.
+
+
+FILE = "credentials.json"
+ADMIN = "admin"
+TENANT = "Default"
+
+
+@dataclass
+class Credentials:
+    """Secrets of the first start. "" stands for what isn't known (any more)."""
+
+    admin_user: str = ""
+    admin_password: str = field(default="", repr=False)
+    api_key: str = field(default="", repr=False)
+
+    @classmethod
+    def read(cls, data_dir: Path) -> Credentials:
+        """What is in the data dir; a file that can't be read counts as none."""
+        try:
+            found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
+            return cls(**{name: str(found.get(name, "")) for name in cls.__dataclass_fields__})
+        except (OSError, ValueError, AttributeError):
+            return cls()
+
+    def write(self, data_dir: Path) -> None:
+        """Keep them with mode 0600."""
+        write_private(data_dir / FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+
+@transaction.atomic
+def ensure_credentials(data_dir: Path) -> Credentials:
+    """Make what an instance needs at its first start, and read it at every other.
+
+    A password that was changed or a key that was revoked is not shown again; a revoked key gets a
+    successor, as `manage.py up` promises one.
+    """
+    known = Credentials.read(data_dir)
+    found = Credentials()
+    user = _ensure_admin(known, found)
+    tenant = _ensure_tenant(user)
+    found.api_key = known.api_key if _works(known.api_key) else _new_key(tenant)
+    if found != known:
+        found.write(data_dir)
+    return found
+
+
+def _ensure_admin(known: Credentials, found: Credentials) -> User | None:
+    """A superuser; its password where we know it."""
+    superusers = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")
+    if known.admin_user:
+        superusers = superusers.filter(username=known.admin_user) or superusers
+    user = superusers.first()
+    if user is None:
+        found.admin_user, found.admin_password = _free_name(), secrets.token_urlsafe(12)
+        return tenant_actions.create_user(
+            actor=SYSTEM,
+            username=found.admin_user,
+            password=found.admin_password,
+            is_superuser=True,
+        )
+    found.admin_user = user.get_username()
+    if known.admin_password and user.check_password(known.admin_password):
+        found.admin_password = known.admin_password
+    return user
+
+
+def _free_name() -> str:
+    if not User.objects.filter(username=ADMIN).exists():
+        return ADMIN
+    return f"{ADMIN}-{secrets.token_hex(2)}"
+
+
+def _ensure_tenant(user: User | None) -> Tenant:
+    """The oldest active tenant, or a first one."""
+    tenant = Tenant.objects.filter(active=True).order_by("pk").first()
+    if tenant is None:
+        return tenant_actions.create_tenant(actor=SYSTEM, name=TENANT, owner=user)
+    if user is not None and not Membership.objects.filter(user=user).exists():
+        tenant_actions.add_member(actor=SYSTEM, tenant=tenant, user=user, role=Role.OWNER)
+    return tenant
+
+
+def _works(secret: str) -> bool:
+    """Whether a key that we kept may still be used, and may be printed: operators' may not."""
+    public_id = key_text.public_id_of(secret)
+    key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
+    if key is None or scopes.OPERATOR in key.scopes:
+        return False
+    return key.state() == "active" and key.tenant.active
+
+
+def _new_key(tenant: Tenant) -> str:
+    return tenant_actions.create_key(
+        actor=SYSTEM, tenant=tenant, name="made by manage.py up", scopes=scopes.DEFAULT
+    ).secret
+
+
+# -- API keys that an operator brings along: `--api-key`.
+
+
+NAME = "given with --api-key"
+
+
+def given_in_environment() -> list[str]:
+    """Keys of `QUIRE_API_KEYS`."""
+    return words("QUIRE_API_KEYS", [])
+
+
+def check_given_keys(keys: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for a key that is too short or too long, before anything starts."""
+    for key in keys:
+        api_keys.check_given(key)
+
+
+def ensure_given_keys(keys: Sequence[str]) -> None:
+    """Have these keys work for the first tenant; one that is known already stays as it is.
+
+    Raises: `InvalidRequest` for a key that is too short or too long.
+    """
+    tenant = Tenant.objects.filter(active=True).order_by("pk").first()
+    for key in keys:
+        known = ApiKey.objects.filter(public_id=api_keys.look_up_name(key)).first()
+        if tenant is not None and (known is None or known.digest != api_keys.digest(key)):
+            tenant_actions.create_key(actor=SYSTEM, tenant=tenant, name=NAME, secret=key)
+
+
+# -- Which model `manage.py up` serves.
+
+
+DEMO = "quire-demo"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model that this start waits for, and how the catalogue had it before (None: not)."""
+
+    model: ServedModel
+    before: ServedModel | None
+
+    def take_back(self) -> None:
+        """Undo the wish for a model that can't be served, or every later start would try it too."""
+        before = self.before
+        if before is not None and before.desired_state == DesiredState.LOADED:
+            earlier = {"source": before.source, "settings": before.settings}
+            try:
+                catalog_actions.update_model(actor=COMMAND_LINE, model=self.model, **earlier)
+            except InvalidRequest:  # its folder has gone meanwhile
+                pass
+            else:
+                return
+        catalog_actions.unload_model(actor=COMMAND_LINE, model=self.model)
+
+
+def ensure_model(
+    source: str | None, names: list[str], engine: dict[str, Any], **columns: int | None
+) -> Wanted:
+    """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
+
+    Args:
+        source, names: `--model` and `--served-model-name`; names after the first are others of the
+            same model.
+        columns: `num_replicas` and `num_spares`; None: as they were.
+        engine: other engine settings from the command line; they replace the model's own.
+    Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
+    """
+    forget_the_dead()
+    name = names[0] if names else None
+    if source:
+        name = name or Path(source).expanduser().resolve().name
+    else:
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
+        found = (loaded.filter(name=name) if name else loaded).order_by("pk").first()
+        if found is None:
+            source, name = str(_demo_model()), name or DEMO
+        else:
+            name = found.name
+    before = ServedModel.objects.filter(name=name).first()
+    aliases = names[1:] if names else None
+    return Wanted(_loaded(name, source, engine, {"aliases": aliases, **columns}), before)
+
+
+def forget_the_dead() -> None:
+    """Correct rows of replicas that a killed supervisor left: we hold the data dir alone."""
+    alive = Replica.objects.filter(state__in=catalog_actions.ALIVE, served_model__managed=True)
+    alive.filter(served_model__node="").update(state=ReplicaState.STOPPED, last_seen=timezone.now())
+
+
+def _loaded(
+    name: str, source: str | None, engine: dict[str, Any], columns: dict[str, Any]
+) -> ServedModel:
+    model = ServedModel.objects.filter(name=name).first()
+    if model is None or model.desired_state == DesiredState.UNLOADED:
+        return catalog_actions.load_model(
+            actor=COMMAND_LINE,
+            name=name,
+            source=source or "",
+            settings=engine or None,
+            **columns,
+        )
+    changes = dict(columns)
+    if source:
+        changes["source"] = source
+    if engine or source:
+        changes["settings"] = engine
+    return catalog_actions.update_model(actor=COMMAND_LINE, model=model, **changes)
+
+
+def _demo_model() -> Path:
+    folder: Path = settings.QUIRE["DEMO_MODEL"]
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(
+            f"The bundled demo model is not in {folder}. Name another with --model FOLDER."
+        )
+    return folder

@@ -1,0 +1,286 @@
+"""Processes that are started again whenever they end."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import json
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from django.conf import settings
+from django.core.management.base import CommandError
+
+from catalog.processes import ManagedProcess, end_when_frozen, spawn
+from catalog.slot import backoff, describe_exit
+from common.settings import note_flags
+
+# -- Proof that a client is served: a token, asked for through HTTP as a client asks.
+
+
+logger = logging.getLogger(__name__)
+
+TRY_EVERY_S = 0.2
+TIMEOUT_S = 60.0
+
+
+class FirstToken(threading.Thread):
+    """Asks until it gets one.
+
+    Attributes:
+        tls: how it speaks TLS.
+        proven: set once a completion with a token has come back.
+        last_error: what the latest answer said instead.
+    """
+
+    def __init__(self, url: str, api_key: str, model: str) -> None:
+        super().__init__(name="first-token", daemon=True)
+        self.url, self.api_key, self.model = url, api_key, model
+        # Whatever name the certificate of the process beside us is for.
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.tls.check_hostname = False
+        self.tls.verify_mode = ssl.CERT_NONE
+        self.proven = threading.Event()
+        self.last_error = ""
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Stop asking."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),  # by no proxy
+            urllib.request.HTTPSHandler(context=self.tls),
+        )
+        while not self._stopping.is_set():
+            if self._ask(opener):
+                self.proven.set()
+                return
+            self._stopping.wait(TRY_EVERY_S)
+
+    def _ask(self, opener: urllib.request.OpenerDirector) -> bool:
+        """Whether a request of one token was answered."""
+        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "stream": False}
+        request = urllib.request.Request(  # noqa: S310 - our own address
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
+        )
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as response:
+                return bool(json.load(response)["usage"]["completion_tokens"])
+        except HTTPError as error:
+            with error:
+                self.last_error = f"{error.code}: {error.read(300).decode(errors='replace')}"
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            self.last_error = str(error) or type(error).__name__
+        logger.debug("no first token yet: %s", self.last_error)
+        return False
+
+
+class KeptProcesses:
+    """Keeps `count` processes of one Python command running.
+
+    Args:
+        name: for the log. command: the arguments behind `python`. pass_fds: what they inherit.
+        on_death: called with the id of each process that has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        count: int = 1,
+        pass_fds: Sequence[int] = (),
+        on_death: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._name, self._pass_fds, self._on_death = name, tuple(pass_fds), on_death
+        self._command = [sys.executable, *command]
+        self._processes: list[ManagedProcess | None] = [None] * count
+        self._due = [0.0] * count
+        self._failures = [0] * count
+
+    def tick(self) -> None:
+        """Start what isn't running."""
+        for index, process in enumerate(self._processes):
+            if process is not None and (status := process.poll()) is not None:
+                lived = time.monotonic() - process.started
+                self._failures[index] = 0 if lived > 10 else self._failures[index]
+                self._note_failure(index)
+                self._processes[index] = None
+                logger.warning("%s %d %s", self._name, index, describe_exit(status))
+                self._on_death(process.pid)
+            if self._processes[index] is None and time.monotonic() >= self._due[index]:
+                try:
+                    self._processes[index] = self._start(index)
+                except (OSError, subprocess.SubprocessError) as error:
+                    # No memory for one more process, say: what runs beside it goes on.
+                    logger.warning("%s can't be started: %s", self._name, error)
+                    self._note_failure(index)
+
+    def _note_failure(self, index: int) -> None:
+        self._failures[index] += 1
+        self._due[index] = time.monotonic() + backoff(self._failures[index])
+
+    @property
+    def broken(self) -> bool:
+        """Whether they fail at every start."""
+        return min(self._failures) >= 3
+
+    def stop(self, grace: float) -> None:
+        """Let them finish for `grace` seconds, then end."""
+        running = [process for process in self._processes if process is not None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + grace
+        for process in running:
+            process.wait(max(0.0, deadline - time.monotonic()))
+            process.kill()
+
+    def kill(self) -> None:
+        """End at once."""
+        for process in self._processes:
+            if process is not None:
+                process.kill()
+
+    def _start(self, index: int) -> ManagedProcess:
+        root = Path(settings.BASE_DIR)
+        paths = [str(root), str(root / "platform"), os.environ.get("PYTHONPATH", "")]
+        process = spawn(
+            self._command,
+            name=f"{self._name} {index}",
+            cwd=str(root),
+            env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            pass_fds=self._pass_fds,
+        )
+        # It would keep its clients for ever, and perhaps the database's lock.
+        end_when_frozen(process)
+        return process
+
+
+# -- The gateway processes: an ASGI server each, on one socket that `manage.py up` holds.
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError with the address in its text."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+        server.listen(2048)
+    except OSError as error:
+        server.close()
+        raise OSError(error.errno, f"{host} port {port}: {os.strerror(error.errno or 0)}") from None
+    return server
+
+
+#: Options that name files.
+FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+
+
+def url_of(host: str, port: int, *, tls: bool) -> str:
+    """What to type into a browser on this machine."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - nothing is bound here
+    shown = everywhere.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
+
+
+def use_tls(certfile: str | None, keyfile: str | None) -> None:
+    """Have the gateways that are started from here speak TLS themselves, if there's a certificate.
+
+    Raises: `CommandError` unless both files are given and fit each other.
+    """
+    if bool(certfile) != bool(keyfile):
+        raise CommandError("--ssl-certfile and --ssl-keyfile go together.")
+    if not certfile:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise CommandError(f"The certificate can't be used: {error}") from error
+    os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies, HSTS
+    note_flags(["QUIRE_TLS"])
+
+
+class Gateways(KeptProcesses):
+    """Keeps `count` gateway processes running.
+
+    They share the listening socket, so a connection waits for the next one when a process dies, and
+    none is refused while they start. `options` are `config.serve`'s; files are relative to here,
+    for the processes have a folder of their own.
+    """
+
+    def __init__(self, listener: socket.socket, count: int, options: dict[str, Any]) -> None:
+        self._listener = listener
+        number = listener.fileno()
+        files = {name: os.path.abspath(options[name]) for name in FILES if options.get(name)}
+        options = options | files
+        command = ["-m", "config.serve", json.dumps(options), str(number)]
+        super().__init__("gateway", command, count, [number])
+
+    def stop(self, grace: float) -> None:
+        """Let open requests finish for `grace` seconds, then end."""
+        self._listener.close()
+        super().stop(grace)
+
+
+# -- A client certificate for `manage.py up`'s own request, where gateways take none without one.
+
+
+#: A model may take long to download before the first token comes.
+VALID_DAYS = 30
+
+
+def show_own_certificate(tls: ssl.SSLContext, authorities: str, data_dir: Path) -> str:
+    """Give `tls` a new certificate; returns a file of the authorities that gateways take: those of
+    the operator's file and this certificate, which can't sign others. Its key isn't kept anywhere.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = _certificate(key).public_bytes(serialization.Encoding.PEM)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    with tempfile.NamedTemporaryFile(dir=data_dir) as file:  # ssl reads keys from files alone
+        file.write(public + secret)
+        file.flush()
+        tls.load_cert_chain(file.name)
+    path = data_dir / "client-authorities.pem"
+    # Gateways that a killed `up` left may still read the old one.
+    path.with_suffix(".new").write_bytes(Path(authorities).read_bytes() + b"\n" + public)
+    os.replace(path.with_suffix(".new"), path)
+    return str(path)
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now = datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "manage.py up")])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )

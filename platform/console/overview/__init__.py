@@ -1,1 +1,0 @@
-"""The overview: what happens now, and what happened."""

@@ -1,0 +1,387 @@
+"""The pages of LoRA adapters: which there are, what answers under their names, where they lie.
+
+They work without scripts but for uploads; each POST answers with a redirect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+from urllib.parse import urlencode
+
+import redis
+from django.contrib.auth.decorators import login_required
+from django.db.models import Prefetch, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from adapters import access, actions
+from adapters.access import DAYS, access_request, usage_of
+from adapters.models import PASSED, WORKING, Adapter, AdapterAlias, VersionState
+from adapters.store import most_of_tenant, used
+from catalog.access import access_served_models
+from catalog.live_status import live_replicas, residency
+from common.errors import NotFound
+from common.one_time import keep, take
+from console.mounting import mounted
+from console.views.base import json_view, named_tenant, tenant_context
+from engine.contract.errors import InvalidRequest, QuireError
+from metering.models import UsageEntry
+from tenants.access import access_role, first_tenant
+from tenants.actors import as_actor
+from tenants.models import Role, Tenant, User
+
+#: Rows that the page shows.
+MOST = 200
+Deed = Callable[..., str]
+
+
+@require_safe
+@never_cache
+@login_required
+def adapters(request: HttpRequest) -> HttpResponse:
+    """The adapters of one of the user's tenants, and what is shared with it."""
+    try:
+        return _list(request, named_tenant(request))
+    except QuireError as error:
+        return _list(request, first_tenant(request.user), error=error)
+
+
+@require_safe
+@never_cache
+@login_required
+def adapter(request: HttpRequest, pk: int) -> HttpResponse:
+    """One adapter: traffic, versions, where it lies, what it was used for."""
+    try:
+        tenant = named_tenant(request)
+        if tenant is None:
+            raise NotFound("Adapter not found.")
+        return _one(request, tenant, pk)
+    except QuireError as error:
+        return _list(request, first_tenant(request.user), error=error)
+
+
+@json_view
+def figures(request: HttpRequest) -> dict[str, Any]:
+    """States and residency of a tenant's adapters, for pages that are open."""
+    tenant = named_tenant(request)
+    if tenant is None:
+        return {"adapters": []}
+    rows = _rows(request.user, tenant)
+    operator = as_actor(request.user).is_operator
+    where = _residency(rows, operator=operator)
+    return {"adapters": [_figures(row, where) for row in rows]}
+
+
+def deed(function: Deed) -> Callable[..., HttpResponse]:
+    """A view by POST that does something to an adapter, then shows the page that says so."""
+
+    @require_POST
+    @never_cache
+    @login_required
+    @wraps(function)
+    def view(request: HttpRequest, **where: Any) -> HttpResponse:
+        user: Any = request.user
+        tenant = None
+        try:
+            tenant = named_tenant(request)
+            if tenant is None:
+                raise NotFound("You belong to no tenant.")
+            if "pk" in where:
+                where["adapter"] = access.access_adapter(user, tenant, where.pop("pk"))
+            text = function(request, tenant, **where)
+        except QuireError as error:
+            found = where.get("adapter")
+            if tenant is not None and found is not None:
+                return _one(request, tenant, found.pk, error=error)
+            return _list(request, tenant or first_tenant(user), error=error)
+        keep(request, tenant=tenant.slug, text=text)
+        gone = "adapter" not in where or not Adapter.objects.filter(pk=where["adapter"].pk).exists()
+        page = reverse("adapters") if gone else reverse("adapter", args=[where["adapter"].pk])
+        return redirect(f"{page}?{urlencode({'tenant': tenant.slug})}")
+
+    return view
+
+
+@deed
+def fetch(request: HttpRequest, tenant: Tenant) -> str:
+    """A version from the hub, or for operators from a folder of the server's."""
+    form = request.POST
+    model = access_served_models(tenant).filter(name=form.get("model", "")).first()
+    if model is None:
+        raise NotFound("Choose one of the models.", param="model")
+    common: dict[str, Any] = {
+        "actor": request.user,
+        "tenant": None if form.get("shared") else tenant,
+        "served_model": model,
+        "name": form.get("name", "").strip(),
+        "promote": bool(form.get("promote")),
+    }
+    source = form.get("source", "").strip()
+    if source.startswith(("/", ".", "~")):
+        made = actions.add_from_folder(path=source, **common)
+    else:
+        made = actions.add_from_hub(repository=source, **common)
+    return f"{made} will be checked by a worker soon."
+
+
+@deed
+def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Have a version answer: all requests, or a share."""
+    number, percent = _whole(request, "version"), _whole(request, "percent", 100)
+    version = access.access_version(request.user, adapter, number)
+    alias = request.POST.get("new_alias", "").strip() or request.POST.get("alias", "")
+    found = actions.promote(actor=request.user, version=version, alias=alias, percent=percent)
+    if found.canary is not None:
+        return f"{found.name}: version {number} now gets {percent} % of the requests."
+    return f"{found.name}: version {number} is live. Running requests keep their version."
+
+
+@deed
+def rollback(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """End a canary, or turn back to the version before."""
+    name = request.POST.get("alias", "")
+    alias = access.access_alias(request.user, adapter, name)
+    found = actions.rollback(actor=request.user, alias=alias)
+    number = found.version.number if found.version is not None else "nothing"
+    return f"{found.name}: version {number} answers all requests again."
+
+
+@deed
+def offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Have nothing answer under its names."""
+    actions.take_offline(actor=request.user, adapter=adapter)
+    return f"{adapter.name} is offline. A rollback brings it back."
+
+
+@deed
+def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Keep it in replicas' memory, or let that go."""
+    if request.POST.get("pinned") == "no":
+        actions.unpin(actor=request.user, adapter=adapter)
+        return f"{adapter.name} isn't pinned any more: it is unloaded when others need the memory."
+    actions.pin(actor=request.user, adapter=adapter)
+    return f"{adapter.name} is pinned: every replica loads it within seconds and keeps it."
+
+
+@deed
+def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) -> str:
+    """Check a version again, retire it, or let go of it."""
+    version = access.access_version(request.user, adapter, number)
+    what = request.POST.get("deed", "")
+    doing, words = {
+        "check": (actions.check_again, "waits for its check"),
+        "retire": (actions.retire, "is retired"),
+        "delete": (actions.delete_version, "is deleted"),
+    }.get(what, (None, ""))
+    if doing is None:
+        raise InvalidRequest("deed must be check, retire or delete.", param="deed")
+    doing(actor=request.user, version=version)
+    return f"Version {number} {words}."
+
+
+@deed
+def drop_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Take a name away."""
+    alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
+    actions.delete_alias(actor=request.user, alias=alias)
+    return f"{alias.name} is no longer a name of this adapter."
+
+
+@deed
+def delete(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+    """Let go of the adapter with all versions."""
+    name = adapter.name
+    actions.delete_adapter(actor=request.user, adapter=adapter)
+    return f"{name} is deleted with all of its versions."
+
+
+def _whole(request: HttpRequest, name: str, default: int | None = None) -> int:
+    text = request.POST.get(name, "")
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest(f"{name} must be a whole number.", param=name)
+    return int(text)
+
+
+def _rows(user: User, tenant: Tenant) -> list[Adapter]:
+    return list(_with_all(access.access_adapters(user, tenant))[:MOST])
+
+
+def _with_all(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
+    aliases = AdapterAlias.objects.select_related("version", "canary", "previous")
+    return rows.prefetch_related("versions", Prefetch("aliases", queryset=aliases))
+
+
+def _residency(rows: Iterable[Adapter], *, operator: bool) -> dict[str, list[dict[str, Any]]]:
+    """By digest; nothing while Redis is away: the page tells what the rows say."""
+    digests = {v.digest for row in rows for v in row.versions.all() if v.digest}
+    try:
+        return residency(live_replicas(), digests, operator=operator)
+    except redis.RedisError:
+        return {}
+
+
+def _figures(row: Adapter, where: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    versions = row.versions.all()
+    return {
+        "id": row.pk,
+        "state": state_of(row),
+        "versions": {str(v.number): v.state for v in versions},
+        "residency": {
+            v.digest: [spot | {"version": v.number} for spot in where.get(v.digest, [])]
+            for v in versions
+            if v.digest
+        },
+    }
+
+
+def state_of(row: Adapter) -> str:
+    """What the adapter is as a whole: "live", "checking", "ready", "failed", "offline"."""
+    states = {version.state for version in row.versions.all()}
+    if VersionState.LIVE in states:
+        return "live"
+    if states & set(WORKING):
+        return "checking"
+    for state in (VersionState.READY, VersionState.FAILED):
+        if state in states:
+            return str(state.value)
+    return "offline"
+
+
+def _told(request: HttpRequest, tenant: Tenant | None) -> str:
+    kept = take(request) if request.method == "GET" else {}
+    return str(kept.get("text", "")) if tenant and kept.get("tenant") == tenant.slug else ""
+
+
+def _common(
+    request: HttpRequest, tenant: Tenant | None, error: QuireError | None
+) -> dict[str, Any]:
+    user: Any = request.user
+    context = {**tenant_context(user, tenant), "error": error, "told": _told(request, tenant)}
+    if tenant is not None:
+        role = access_role(user, tenant)
+        context |= {
+            "may_add": role.rank >= Role.MEMBER.rank,
+            "admin": role.rank >= Role.ADMIN.rank,
+            "operator": as_actor(user).is_operator,
+            "days": DAYS,
+        }
+    return context
+
+
+def _list(
+    request: HttpRequest, tenant: Tenant | None, error: QuireError | None = None
+) -> HttpResponse:
+    user: Any = request.user
+    context = _common(request, tenant, error)
+    if tenant is not None:
+        rows = _rows(user, tenant)
+        usage = usage_of(user, tenant, rows)
+        where = _residency(rows, operator=context["operator"])
+        context |= {
+            "rows": [_row(row, usage[row.pk], where) for row in rows],
+            "most": MOST,
+            "more": len(rows) == MOST,
+            "models": access_served_models(tenant).order_by("name"),
+            "used": used(tenant),
+            "room": most_of_tenant(),
+            **_looked_up(request, tenant),
+        }
+    status = error.status if error else 200
+    return render(request, "console/adapters.html", context, status=status)
+
+
+def _looked_up(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """The request that was asked about, from the ledger."""
+    asked = request.GET.get("request", "").strip()
+    found: UsageEntry | None = None
+    if asked:
+        try:
+            found = access_request(request.user, tenant, asked)
+        except NotFound:
+            found = None
+    return {"asked": asked, "found": found}
+
+
+def _row(
+    row: Adapter, use: dict[str, Any], where: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    versions, aliases = list(row.versions.all()), list(row.aliases.all())
+    served = [alias for alias in aliases if alias.version is not None]
+    lies = [spot for v in versions for spot in where.get(v.digest, [])]
+    return {
+        "adapter": row,
+        "state": state_of(row),
+        "served": served,
+        "newest": versions[0] if versions else None,
+        "use": use,
+        "lies": lies,
+        "signature": _signature(row),
+    }
+
+
+def _signature(row: Adapter) -> str:
+    """Changes with what the page shows of the versions."""
+    return ",".join(f"{v.number}:{v.state}" for v in sorted(row.versions.all(), key=_number))
+
+
+def _number(version: Any) -> int:
+    return int(version.number)
+
+
+def _one(
+    request: HttpRequest, tenant: Tenant, pk: int, error: QuireError | None = None
+) -> HttpResponse:
+    user: Any = request.user
+    found = _with_all(access.access_adapters(user, tenant)).filter(pk=pk).first()
+    if found is None:
+        raise NotFound("Adapter not found.")
+    context = _common(request, tenant, error)
+    use = usage_of(user, tenant, [found])[found.pk]
+    where = _residency([found], operator=context["operator"])
+    versions = list(found.versions.all())
+    may_change = context["admin"] if found.tenant is not None else context["operator"]
+    context |= {
+        "adapter": found,
+        "state": state_of(found),
+        "signature": _signature(found),
+        "versions": [_version(v, use, where, context["operator"]) for v in versions],
+        "passed": [v for v in versions if v.state in PASSED],
+        "aliases": [_traffic(alias) for alias in found.aliases.all()],
+        "use": use,
+        "may_change": may_change,
+        "may_check": context["may_add"] if found.tenant is not None else context["operator"],
+        "base_url": request.build_absolute_uri(mounted("/v1")),
+    }
+    status = error.status if error else 200
+    return render(request, "console/adapter.html", context, status=status)
+
+
+def _version(
+    version: Any, use: dict[str, Any], where: dict[str, Any], operator: bool
+) -> dict[str, Any]:
+    hidden = version.source.startswith("/") and not operator
+    report = version.report if isinstance(version.report, dict) else {}
+    return {
+        "row": version,
+        "source": "the server" if hidden else version.source,
+        "probe": report.get("probe"),
+        "modules": report.get("target_modules") or [],
+        "requests": use["by_digest"].get(version.digest, 0),
+        "lies": where.get(version.digest, []),
+        "working": version.state in WORKING,
+        "again": version.state in ("failed", "ready", "retired"),
+        "retirable": version.state in ("failed", "ready"),
+        "deletable": version.state != "live",
+    }
+
+
+def _traffic(alias: AdapterAlias) -> dict[str, Any]:
+    canary = alias.canary_percent if alias.canary is not None else 0
+    return {"alias": alias, "canary": canary, "main": 100 - canary}

@@ -1,0 +1,135 @@
+"""The audit log, for a tenant's admins and for operators: a page, and files to keep."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from common.files import download
+from console.views.base import named_tenant, tenant_context
+from engine.contract.errors import QuireError
+from tenants.access import access_all_audit, access_audit
+from tenants.actors import as_actor
+from tenants.audit import COLUMNS, as_record
+from tenants.models import AuditEntry
+
+PAGE = 50
+#: What a spreadsheet would take for a formula.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class FilterForm(forms.Form):
+    """Which entries."""
+
+    q = forms.CharField(
+        required=False,
+        max_length=100,
+        label="Who or what",
+        widget=forms.TextInput(attrs={"class": "input", "autocomplete": "off"}),
+    )
+    first = forms.DateField(
+        required=False,
+        label="From",
+        widget=forms.DateInput(attrs={"class": "input", "type": "date"}),
+    )
+    last = forms.DateField(
+        required=False,
+        label="To",
+        widget=forms.DateInput(attrs={"class": "input", "type": "date"}),
+    )
+
+    def narrow(self, rows: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
+        """The entries that fit; all of them while the form is wrong."""
+        if not self.is_valid():
+            return rows
+        data = self.cleaned_data
+        if text := data["q"]:
+            fields = ("actor_label", "action", "target_label", "address")
+            rows = rows.filter(Q(*((f"{f}__icontains", text) for f in fields), _connector=Q.OR))
+        if data["first"]:
+            rows = rows.filter(at__date__gte=data["first"])
+        if data["last"]:
+            rows = rows.filter(at__date__lte=data["last"])
+        return rows
+
+
+@require_safe
+@never_cache
+@login_required
+def audit(request: HttpRequest) -> HttpResponseBase:
+    """One of the user's tenants', or with `?all=yes` the installation's; `?format=csv|json`."""
+    user: Any = request.user
+    form = FilterForm(request.GET)
+    operator = as_actor(user).is_operator
+    whole = request.GET.get("all") == "yes"
+    tenant = None
+    try:
+        if whole:
+            rows = access_all_audit(user)
+        else:
+            tenant = named_tenant(request)
+            rows = AuditEntry.objects.none() if tenant is None else access_audit(user, tenant)
+    except QuireError as error:
+        context = {**tenant_context(user, None), "form": form, "error": error}
+        return render(request, "console/audit.html", context, status=error.status)
+    rows = form.narrow(rows)
+    wanted = request.GET.get("format")
+    if wanted in WRITERS:
+        name = "installation" if tenant is None else tenant.slug
+        media = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[wanted]
+        return download(request, WRITERS[wanted](rows), f"audit-{name}.{wanted}", media)
+    page = Paginator(rows, PAGE).get_page(request.GET.get("page"))
+    kept = {k: v for k, v in request.GET.items() if k not in ("page", "format") and v}
+    context = {
+        **tenant_context(user, tenant),
+        "form": form,
+        "page": page,
+        "operator": operator,
+        "whole": whole,
+        "query": urlencode(kept),
+    }
+    return render(request, "console/audit.html", context)
+
+
+def _csv(rows: QuerySet[AuditEntry]) -> Iterator[str]:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(COLUMNS)
+    for entry in rows.iterator(chunk_size=500):
+        record = as_record(entry)
+        writer.writerow([_cell(record[column]) for column in COLUMNS])
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+    yield buffer.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def _json(rows: QuerySet[AuditEntry]) -> Iterator[str]:
+    yield "["
+    for number, entry in enumerate(rows.iterator(chunk_size=500)):
+        yield ("" if number == 0 else ",") + "\n" + json.dumps(as_record(entry))
+    yield "\n]\n"
+
+
+WRITERS = {"csv": _csv, "json": _json}

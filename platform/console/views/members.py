@@ -1,0 +1,149 @@
+"""The page where owners and admins look after their tenant's people and programs.
+
+It works without scripts; each POST answers with a redirect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from accounts.invitation_mail import mail_invitation
+from accounts.reauthentication import recent_authentication_required
+from console.views.base import checked, deed, opened, tenant_context
+from engine.contract.errors import QuireError
+from tenants import actions
+from tenants.access import (
+    access_invitation,
+    access_invitations,
+    access_member,
+    access_members,
+    access_role,
+    access_service_account,
+    access_service_accounts,
+    first_tenant,
+)
+from tenants.models import Role, Tenant
+
+#: Rows of each kind that the page shows.
+MOST = 500
+ROLE_WORDS = {
+    Role.OWNER: "owner: everything",
+    Role.ADMIN: "admin: keys, members, the audit log",
+    Role.MEMBER: "member: uses models, creates own keys",
+    Role.VIEWER: "viewer: sees models and usage",
+}
+
+
+class InviteForm(forms.Form):
+    """Whom to invite."""
+
+    email = forms.EmailField(max_length=254)
+
+
+class AccountForm(forms.Form):
+    """A new service account."""
+
+    name = forms.CharField(max_length=100)
+
+
+@require_safe
+@never_cache
+@login_required
+def members(request: HttpRequest) -> HttpResponse:
+    """The members of one of the user's tenants; for admins also invitations and programs."""
+    return opened(request, _page)
+
+
+def _page(
+    request: HttpRequest,
+    tenant: Tenant | None,
+    *,
+    told: dict[str, Any] | None = None,
+    error: QuireError | None = None,
+) -> HttpResponse:
+    user: Any = request.user
+    if tenant is None:
+        tenant = first_tenant(user)
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    if tenant is not None:
+        role = access_role(user, tenant)
+        manages = role.rank >= Role.ADMIN.rank
+        context |= {
+            "members": access_members(user, tenant)[:MOST],
+            "accounts": access_service_accounts(user, tenant).filter(active=True)[:MOST],
+            "manages": manages,
+            "own_rank": role.rank,
+            "roles": [(r.value, ROLE_WORDS[r]) for r in Role if r.rank <= role.rank],
+            "most": MOST,
+        }
+        if manages:
+            rows = access_invitations(user, tenant)[:MOST]
+            context["invitations"] = [row for row in rows if row.state() == "open"]
+    return render(request, "console/members.html", context, status=error.status if error else 200)
+
+
+@recent_authentication_required
+@deed("members", _page)
+def invite(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """A link for somebody; mailed where mail is set up, and shown once in any case."""
+    email = checked(InviteForm(request.POST))["email"]
+    role = request.POST.get("role", "")
+    made = actions.invite(actor=request.user, tenant=tenant, email=email, role=role)
+    link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
+    mailed = mail_invitation(made.invitation, link)
+    return {"invited": email, "link": link, "mailed": mailed}
+
+
+@deed("members", _page)
+def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+    """End an invitation."""
+    found = access_invitation(request.user, tenant, pk)
+    actions.revoke_invitation(actor=request.user, invitation=found)
+    return {"text": f"Invitation for {found.email} revoked."}
+
+
+@recent_authentication_required
+@deed("members", _page)
+def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+    """Another role; a lower one ends the member's sessions and keys."""
+    found = access_member(request.user, tenant, pk)
+    role = request.POST.get("role", "")
+    changed = actions.change_role(actor=request.user, membership=found, role=role)
+    return {"text": f"{changed.user} is {changed.get_role_display().lower()} now."}
+
+
+@recent_authentication_required
+@deed("members", _page)
+def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+    """Out of the tenant, with their keys."""
+    found = access_member(request.user, tenant, pk)
+    actions.remove_member(actor=request.user, membership=found)
+    return {"text": f"{found.user} is no longer a member; their keys in this tenant are revoked."}
+
+
+@deed("members", _page)
+def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """A program of the tenant's."""
+    name = checked(AccountForm(request.POST))["name"]
+    role = request.POST.get("role", "")
+    account = actions.create_service_account(
+        actor=request.user, tenant=tenant, name=name, role=role
+    )
+    return {"text": f"{account} is added: create keys for it on the page API keys."}
+
+
+@recent_authentication_required
+@deed("members", _page)
+def retire_account(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+    """Switch a program off and revoke its keys."""
+    account = access_service_account(request.user, tenant, pk)
+    actions.retire_service_account(actor=request.user, account=account)
+    return {"text": f"Service account {account} deactivated; its keys are revoked."}

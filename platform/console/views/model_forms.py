@@ -1,0 +1,447 @@
+"""The engine's own options as the fields of a form: what `EngineConfig` says of itself.
+
+Nothing is repeated here but which field stands in which group. A value that isn't set is the
+engine's default; what is set is checked by the engine's own rules, and its errors come back with
+the field that they name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import transaction
+from django.http import QueryDict
+
+from catalog import actions
+from catalog.cli import NAMED
+from catalog.engine_settings import check_settings
+from catalog.models import ServedModel
+from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
+from engine.contract.command_line import checked, kind_of
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, InvalidRequest, QuireError
+from engine.contract.speculative_config import SpeculativeConfig
+from engine.text.chat_template import read_template
+from tenants.models import Tenant, User
+
+PREFIX = "s."
+MOST_PAIRS = 100
+#: Of a group: its heading and its fields, in the order of the page.
+GROUPS: tuple[tuple[str, str], ...] = (
+    (
+        "Memory and context",
+        "max_model_len quantization dtype kv_cache_dtype cpu_kvcache_space gpu_memory_utilization "
+        "num_gpu_blocks_override block_size enable_prefix_caching calculate_kv_scales "
+        "quantization_param_path disable_sliding_window disable_hybrid_kv_cache_manager",
+    ),
+    (
+        "Steps and fairness",
+        "max_num_seqs max_num_batched_tokens max_waiting scheduling_policy kept_seats_fraction "
+        "prompt_overtaking enable_chunked_prefill prefill_tokens_beside_decodes "
+        "long_prefill_token_threshold async_scheduling speculative_config",
+    ),
+    (
+        "Answers",
+        "chat_template tool_call_parser reasoning_parser generation_config "
+        "override_generation_config max_logprobs seed "
+        "logits_processors enable_prompt_embeds",
+    ),
+    ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
+    (
+        "Where the weights come from",
+        "revision download_dir load_format model_loader_extra_config tokenizer skip_tokenizer_init "
+        "model_impl hf_overrides rope_scaling rope_theta trust_remote_code",
+    ),
+    ("Vectors, labels and scores", "runner convert pooler_config io_processor_plugin"),
+    (
+        "Device and kernels",
+        "device num_threads cpu_threads_bind cpu_kernels round_activations attention_backend "
+        "batch_invariant enforce_eager optimization_level cudagraph_mode cudagraph_capture_sizes",
+    ),
+    ("Operation", "enable_sleep_mode otlp_traces_endpoint disable_log_stats"),
+)
+#: Names that a mapping knows, offered while one types.
+KEYS = {
+    "override_generation_config": SAMPLING_DEFAULTS,
+    "speculative_config": tuple(spec.name for spec in dataclasses.fields(SpeculativeConfig)),
+    "pooler_config": ("pooling_type", "use_activation", "dimensions"),
+    "rope_scaling": ("rope_type", "factor", "original_max_position_embeddings"),
+    "model_loader_extra_config": ("pattern", "tensorizer_uri"),
+}
+_SPECS = {spec.name: spec for spec in dataclasses.fields(EngineConfig) if spec.name not in NAMED}
+
+
+@dataclass
+class Option:
+    """One field of the form.
+
+    Attributes:
+        kind: "switch", "choice", "number", "text", "numbers", "names" or "pairs".
+        default: in words. value: as it stands in the form, "" for the default. pairs: of a mapping.
+        error: what is wrong with it.
+    """
+
+    name: str
+    kind: str
+    help: str
+    default: str
+    bounds: str = ""
+    low: float | int | None = None
+    high: float | int | None = None
+    whole: bool = False
+    choices: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    value: str = ""
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def flag(self) -> str:
+        """What the command line calls it."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return self.name.replace("_", " ")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it differs from the default."""
+        return bool(self.value or any(key for key, _ in self.pairs))
+
+
+@dataclass
+class Group:
+    """Fields under one heading."""
+
+    title: str
+    options: list[Option]
+
+    @property
+    def num_set(self) -> int:
+        """How many differ from the default."""
+        return sum(option.is_set for option in self.options)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether one has an error."""
+        return any(option.error for option in self.options)
+
+
+class SettingsForm:
+    """All options with the values of `settings`, or with what was sent."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.options = {name: _option(spec) for name, spec in _SPECS.items()}
+        #: Of settings that no field has: `translated` leaves none.
+        self.error = ""
+        for name, value in (settings or {}).items():
+            if option := self.options.get(name):
+                _fill(option, value)
+
+    @property
+    def groups(self) -> list[Group]:
+        """In the order of the page; what stands in no group comes last."""
+        left = dict(self.options)
+        found = [
+            Group(title, [left.pop(name) for name in names.split()]) for title, names in GROUPS
+        ]
+        return [*found, Group("More", list(left.values()))] if left else found
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything is."""
+        return bool(self.error) or any(option.error for option in self.options.values())
+
+    def read(self, sent: QueryDict) -> dict[str, Any]:
+        """The settings that a form holds; what is wrong stands at its field, see `wrong`."""
+        found: dict[str, Any] = {}
+        for name, option in self.options.items():
+            try:
+                value = _read(option, sent)
+                if value is not None:
+                    found[name] = checked(_SPECS[name], value)
+            except (ConfigError, ValueError) as error:
+                option.error = error.message if isinstance(error, ConfigError) else str(error)
+        if not self.wrong:
+            self._check_together(found)
+        return found
+
+    def _check_together(self, found: dict[str, Any]) -> None:
+        """What no field's own rule says."""
+        try:
+            check_settings(found)
+            if template := found.get("chat_template"):
+                found["chat_template"] = read_template(template)
+        except QuireError as error:
+            option = self.options.get(error.param or "")
+            if option is None:
+                self.error = error.message
+            else:
+                option.error = error.message
+
+
+def _option(spec: dataclasses.Field[Any]) -> Option:
+    meta, kind = spec.metadata, kind_of(str(spec.type))
+    low, high = meta.get("low"), meta.get("high")
+    bounds = ""
+    if kind in (int, float) and low is not None:
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+    listed = "names" if low is None else "numbers"
+    kinds = {bool: "switch", dict: "pairs", list: listed, int: "number", float: "number"}
+    numbers = bool(meta.get("choices")) and kind is int
+    return Option(
+        name=spec.name,
+        kind="choice" if meta.get("choices") else kinds.get(kind, "text"),
+        help=meta["help"].removeprefix("JSON: ") if kind is dict else meta["help"],
+        default=_default(spec),
+        bounds="" if numbers else bounds,
+        low=low,
+        high=high,
+        whole=kind is int,
+        choices=tuple(str(choice) for choice in meta.get("choices") or ()),
+        keys=KEYS.get(spec.name, ()),
+    )
+
+
+def _default(spec: dataclasses.Field[Any]) -> str:
+    if spec.default is None or spec.default == "":
+        return ""
+    if isinstance(spec.default, bool):
+        return "on" if spec.default else "off"
+    return f"{spec.default:g}" if isinstance(spec.default, float) else str(spec.default)
+
+
+def _fill(option: Option, value: Any) -> None:
+    """Put a value from the catalogue into its field."""
+    if value is None:
+        return
+    if isinstance(value, bool):
+        option.value = "on" if value else "off"
+    elif isinstance(value, dict):
+        option.pairs = list(_flat(value))
+    elif isinstance(value, list):
+        option.value = ", ".join(map(str, value))
+    else:
+        option.value = str(value)
+
+
+def _read(option: Option, sent: QueryDict) -> Any:
+    """A field's value, None for the default. Raises ValueError for what is none of its kind."""
+    name = PREFIX + option.name
+    if option.kind == "pairs":
+        keys, values = sent.getlist(f"{name}.key"), sent.getlist(f"{name}.value")
+        option.pairs = [
+            (key.strip(), value.strip())
+            for key, value in zip(keys, values, strict=False)
+            if key.strip() or value.strip()
+        ][:MOST_PAIRS]
+        return _nested(option.pairs) or None
+    option.value = text = sent.get(name, "").strip()
+    if not text:
+        return None
+    if option.kind == "switch":
+        if text not in ("on", "off"):
+            raise ValueError("Choose on, off or default.")
+        return text == "on"
+    if option.kind == "numbers":
+        return [_number(word, whole=True) for word in text.replace(",", " ").split()]
+    if option.kind == "names":
+        return text.replace(",", " ").split()
+    if option.kind == "number" or (option.kind == "choice" and option.whole):
+        return _number(text, whole=option.whole)
+    return text
+
+
+def _number(text: str, *, whole: bool) -> int | float:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"It must be {kind}, got {text[:50]!r}.") from None
+
+
+def _nested(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """`a.b` and a value as {"a": {"b": value}}. Raises ValueError for names that clash."""
+    found: dict[str, Any] = {}
+    for key, text in pairs:
+        if not key:
+            raise ValueError(f"The value {text[:50]!r} has no name.")
+        *path, last = key.split(".")
+        where = found
+        for name in path:
+            where = where.setdefault(name, {})
+            if not isinstance(where, dict):
+                raise ValueError(f"{key} is given twice.")
+        if last in where:
+            raise ValueError(f"{key} is given twice.")
+        where[last] = _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, null or a list as JSON has them; anything else is text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found += _flat(value, f"{before}{key}.")
+        else:
+            plain = isinstance(value, str) and _value(value) == value
+            found.append((before + key, value if plain else json.dumps(value)))
+    return found
+
+
+# -- The form of a model: its own columns, and below them the engine's options.
+
+
+#: (field, label, help, most). Whole numbers.
+NUMBERS = (
+    ("num_replicas", "Replicas", "On each node that runs it, 1 to 64.", 64),
+    ("num_spares", "Spares", "Loaded and waiting, to take over when no other replica serves.", 64),
+    (
+        "idle_minutes",
+        "Unload after minutes without requests",
+        "The next request loads it again. 0: never.",
+        43_200,
+    ),
+)
+LISTS = ("aliases", "fallbacks")
+MOST_NAMES = 50
+
+
+class ModelForm:
+    """What stands in the form. `errors`: by field; `values`: as text, or lists of it."""
+
+    def __init__(self, values: dict[str, Any], settings: SettingsForm) -> None:
+        self.values, self.settings = values, settings
+        self.errors: dict[str, str] = {}
+        self.engine_settings: dict[str, Any] = {}
+        self.general = ""
+
+    @classmethod
+    def of(cls, model: ServedModel | None) -> ModelForm:
+        """As the catalogue has it; for a new one the defaults."""
+        row = model or ServedModel()
+        values: dict[str, Any] = {
+            "name": row.name,
+            "source": row.source,
+            "node": row.node,
+            "public": row.public,
+            "managed": row.managed,
+            "tenants": [tenant.pk for tenant in row.tenants.all()] if model else [],
+            **{name: str(getattr(row, name)) for name, *_ in NUMBERS},
+            **{name: list(getattr(row, name)) for name in LISTS},
+        }
+        form = cls(values, SettingsForm(row.settings))
+        form.engine_settings = dict(row.settings)
+        return form
+
+    @classmethod
+    def sent(cls, data: QueryDict, model: ServedModel | None) -> ModelForm:
+        """What came by POST, checked as far as a form can."""
+        values: dict[str, Any] = {
+            "name": model.name if model else data.get("name", "").strip(),
+            "source": data.get("source", "").strip(),
+            "node": data.get("node", "").strip(),
+            "public": "public" in data,
+            "managed": "managed" in data,
+            "tenants": [int(pk) for pk in data.getlist("tenants") if pk.isdigit()][:MOST_NAMES],
+            **{name: data.get(name, "").strip() for name, *_ in NUMBERS},
+            "aliases": data.get("aliases", "").replace(",", " ").split(),
+            "fallbacks": [name for name in data.getlist("fallbacks") if name],
+        }
+        form = cls(values, SettingsForm())
+        form.engine_settings = form.settings.read(data)
+        form._check()
+        return form
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything is."""
+        return bool(self.errors or self.general) or self.settings.wrong
+
+    @property
+    def numbers(self) -> list[dict[str, str]]:
+        """The fields of `NUMBERS`, for the template."""
+        return [
+            {
+                "name": name,
+                "label": label,
+                "help": text,
+                "value": self.values[name],
+                "error": self.errors.get(name, ""),
+                "most": str(most),
+            }
+            for name, label, text, most in NUMBERS
+        ]
+
+    @property
+    def all_tenants(self) -> list[dict[str, Any]]:
+        """To share a model with."""
+        chosen = set(self.values["tenants"])
+        found = Tenant.objects.filter(active=True).order_by("name")[:500]
+        return [{"pk": each.pk, "name": each.name, "chosen": each.pk in chosen} for each in found]
+
+    @property
+    def other_models(self) -> list[dict[str, Any]]:
+        """That may answer in its place: those that do, in their order, then the others."""
+        chosen: list[str] = self.values["fallbacks"]
+        names = ServedModel.objects.exclude(name=self.values["name"]).values_list("name", flat=True)
+        others = [name for name in names[:500] if name not in chosen]
+        return [{"name": name, "chosen": name in chosen} for name in [*chosen, *others]]
+
+    def _check(self) -> None:
+        for name, label, _, most in NUMBERS:
+            text = self.values[name]
+            if not (text.isascii() and text.isdigit() and int(text[:9]) <= most):
+                self.errors[name] = f"{label} must be a whole number up to {most}."
+        if not self.values["source"]:
+            self.errors["source"] = "Enter a folder, a GGUF file or a model on the hub."
+        if not self.values["name"]:
+            self.errors["name"] = "Enter a name for clients."
+
+    @transaction.atomic
+    def save(self, user: User, model: ServedModel | None) -> ServedModel:
+        """Load a new model, or change one. Raises what the actions raise."""
+        columns: dict[str, Any] = {
+            "source": self.values["source"],
+            "settings": self.engine_settings,
+            "node": self.values["node"],
+            "managed": self.values["managed"],
+            **{name: int(self.values[name]) for name, *_ in NUMBERS},
+            **{name: self.values[name] for name in LISTS},
+        }
+        if model is None:
+            if ServedModel.objects.filter(name=self.values["name"]).exists():
+                raise InvalidRequest("A model with this name exists already.", param="name")
+            saved = actions.load_model(actor=user, name=self.values["name"], **columns)
+        else:
+            saved = actions.update_model(actor=user, model=model, **columns)
+        tenants = list(Tenant.objects.filter(pk__in=self.values["tenants"]))
+        public = self.values["public"]
+        before = {tenant.pk for tenant in saved.tenants.all()}
+        if saved.public != public or before != {tenant.pk for tenant in tenants}:
+            saved = actions.share_model(actor=user, model=saved, tenants=tenants, public=public)
+        return saved
+
+    def take_error(self, error: QuireError) -> None:
+        """Put a refusal at the field that it names."""
+        param = error.param or ""
+        if param in self.values:
+            self.errors[param] = error.message
+        elif option := self.settings.options.get(param):
+            option.error = error.message
+        else:
+            self.general = error.message

@@ -1,0 +1,199 @@
+"""The JSON behind the console's pages, for logged-in people. Errors have the API's envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from adapters.cards import access_models
+from adapters.models import Adapter
+from catalog.access import access_served_models
+from catalog.live_status import live_replicas, overview_of, states_of
+from catalog.models import Replica, ServedModel
+from common.errors import PermissionDenied
+from console.mounting import mounted
+from console.views.base import json_view, tenant_context
+from engine.contract.errors import QuireError
+from engine.contract.pooling_params import GENERATE
+from history.buckets import RANGES, Range
+from history.queries import (
+    BY,
+    MOST,
+    NoTenant,
+    _rows,
+    _service,
+    figures_of,
+    history_of,
+    reserved_sum,
+    scope_of,
+    stretch_of,
+)
+from metering.recent_usage import recent_usage
+from tenants.access import access_tenants
+from tenants.actions.tenants import MAX_RESERVED
+from tenants.actors import as_actor
+from tenants.authentication import caller_for_user
+from tenants.models import Tenant, User
+
+#: More than that no one chooses from a list.
+MOST_TENANTS = 500
+
+
+@json_view
+def models(request: HttpRequest) -> dict[str, Any]:
+    """The models and adapters that the playground may use as this user, with how each one is.
+
+    For `?tenant=` one of the user's tenants, or else the first they joined: the answer says which,
+    and names them all. Models that are known to embed or score rather than talk are left out.
+    """
+    tenants = _tenants(request.user)
+    named = request.GET.get("tenant", "")
+    tenant = named if named in {each["id"] for each in tenants} else None
+    try:
+        caller = async_to_sync(caller_for_user)(request.user, tenant)
+    except PermissionDenied:
+        return {"models": [], "tenant": None, "tenants": []}
+    cards = async_to_sync(access_models)(caller)
+    names = {card.parent or card.id for card in cards}
+    rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
+    states = states_of(names, live_replicas(), rows)
+    found = [
+        {
+            "id": card.id,
+            "parent": card.parent,
+            **state,
+            "max_model_len": card.max_model_len or state["context"],
+        }
+        for card in cards
+        for state in [states[card.parent or card.id]]
+        if GENERATE in (state["tasks"] or [GENERATE])
+    ]
+    return {"models": found, "tenant": caller.tenant, "tenants": tenants}
+
+
+@json_view
+def overview_json(request: HttpRequest) -> dict[str, Any]:
+    """The models that the user's tenants may use, loaded or not, and the replicas behind them.
+
+    With `?tenant=` those of this one.
+    """
+    return overview_of(request.user, request.GET.get("tenant"))
+
+
+@json_view
+def usage(request: HttpRequest) -> dict[str, Any]:
+    """The last days' usage by tenant and model."""
+    return recent_usage(request.user)
+
+
+def _tenants(user: User) -> list[dict[str, str]]:
+    """The tenants that the user may act in, by name; the first `MOST_TENANTS` of an operator's."""
+    found = access_tenants(user).filter(active=True).order_by("name", "pk")
+    return [{"id": each.slug, "name": each.name} for each in found[:MOST_TENANTS]]
+
+
+# -- What overview.py takes from history.queries.
+
+
+@json_view
+def history(request: HttpRequest) -> dict[str, Any]:
+    """`history_of` for the page."""
+    return history_of(request.user, request.GET)
+
+
+def scope(request: HttpRequest) -> Tenant | None:
+    """The tenant that a page is about; None: all of them, for operators. Raises `NotFound`."""
+    user: Any = request.user
+    return scope_of(user, request.GET)
+
+
+def range_of(request: HttpRequest) -> Range:
+    """Which stretch of time a page is about. Raises `InvalidRequest`."""
+    return stretch_of(request.GET)
+
+
+# -- What overview.py takes from history.queries.
+
+
+@require_safe
+@never_cache
+@login_required
+def fairness(request: HttpRequest) -> HttpResponse:
+    """Operators see every tenant beside the others, others their own beside all of them."""
+    user: Any = request.user
+    try:
+        tenant, stretch = scope(request), range_of(request)
+    except NoTenant:
+        context = {**tenant_context(user, None), "none": True}
+        return render(request, "console/fairness.html", context)
+    except QuireError as error:
+        context = {**tenant_context(user, None), "error": error}
+        status = error.status if request.GET else 200
+        return render(request, "console/fairness.html", context, status=status)
+    rows = _rows(_service(stretch), tenant, told=as_actor(user).is_operator)
+    active = Tenant.objects.filter(active=True)
+    context = {
+        **tenant_context(user, tenant),
+        "operator": as_actor(user).is_operator and tenant is None,
+        "ranges": RANGES.values(),
+        "range": stretch,
+        "rows": rows[:MOST],
+        "more": len(rows) > MOST,
+        "most": MOST,
+        "served": any(row.service for row in rows),
+        "whole": all(row.service is not None for row in rows),
+        "reserved": reserved_sum(active),
+        "reserved_most": MAX_RESERVED * 100,
+        "defaults": settings.QUIRE,
+    }
+    return render(request, "console/fairness.html", context)
+
+
+@json_view
+def figures(request: HttpRequest) -> dict[str, Any]:
+    """`figures_of` for the page."""
+    return figures_of(request.user, request.GET)
+
+
+# -- The overview's page.
+
+
+PAGE_MOST = 200
+
+
+@require_safe
+@never_cache
+@login_required
+def overview(request: HttpRequest) -> HttpResponse:
+    """Load now, traffic over time, models, replicas, and how to call the API."""
+    user: Any = request.user
+    operator = as_actor(user).is_operator
+    base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
+    try:
+        tenant, stretch = scope(request), range_of(request)
+    except NoTenant:
+        context = {**base, **tenant_context(user, None), "none": True}
+        return render(request, "console/overview.html", context)
+    except QuireError as error:
+        context = {**base, **tenant_context(user, None), "error": error}
+        return render(request, "console/overview.html", context, status=error.status)
+    served = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
+    adapters = Adapter.objects.all() if tenant is None else Adapter.objects.filter(tenant=tenant)
+    context = {
+        **base,
+        **tenant_context(user, tenant),
+        "ranges": RANGES.values(),
+        "range": stretch,
+        "models": served.order_by("name").values_list("name", flat=True)[:PAGE_MOST],
+        "adapters": adapters.order_by("name").values_list("name", flat=True).distinct()[:PAGE_MOST],
+        "groups": [name for name in BY if name != "tenant" or tenant is None],
+        **{name: request.GET.get(name, "") for name in ("model", "adapter", "by")},
+    }
+    return render(request, "console/overview.html", context)

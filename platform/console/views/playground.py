@@ -1,0 +1,306 @@
+"""The playground's kept conversations, as JSON for its page. Whoever logged in sees their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_safe
+
+from common.errors import NotFound
+from console.mounting import mounted
+from console.views.base import named_tenant
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
+from inference.errors import error_response
+from inference.settings import gateway_settings
+from inference.web.json_body import parse_object
+from storage import actions
+from storage.access import MAX_LISTED, access_conversation, access_conversations
+from storage.models import SavedConversation
+from tenants.authentication import AuthenticationFailed
+
+Answer = Callable[..., dict[str, Any]]
+View = Callable[..., HttpResponse]
+
+
+def json_deed(*methods: str) -> Callable[[Answer], View]:
+    """A view of a function that answers with JSON. Django's CSRF check guards what it changes."""
+
+    def decorate(function: Answer) -> View:
+        @require_http_methods(methods)
+        @never_cache
+        @wraps(function)
+        def view(request: HttpRequest, **where: Any) -> HttpResponse:
+            try:
+                if not request.user.is_authenticated:
+                    raise AuthenticationFailed("Log in first.", code="not_logged_in")
+                return JsonResponse(function(request, **where))
+            except QuireError as error:
+                return error_response(error)
+
+        return view
+
+    return decorate
+
+
+@json_deed("GET", "POST")
+def conversations(request: HttpRequest) -> dict[str, Any]:
+    """Those of the user in `?tenant=`, found by `?q=`, a page from `?before=`; POST: a new one."""
+    user: Any = request.user
+    tenant = named_tenant(request)
+    if tenant is None:
+        raise NotFound("You belong to no tenant.")
+    if request.method == "POST":
+        made = actions.create_conversation(
+            actor=user, tenant=tenant, document=_body(request, "document")["document"]
+        )
+        return shown(made, user)
+    search, before = (request.GET.get(name, "") for name in ("q", "before"))
+    found = access_conversations(user, tenant, search, before)
+    return {
+        "kept": tenant.keep_conversations,
+        "conversations": [shown(row, user) for row in found[:MAX_LISTED]],
+        "more": len(found) > MAX_LISTED,
+    }
+
+
+@json_deed("GET", "PUT", "PATCH", "DELETE")
+def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
+    """One: read, written (PUT), renamed or shared (PATCH), deleted."""
+    user: Any = request.user
+    if request.method == "GET":
+        row = access_conversation(user, public_id)
+        return {**shown(row, user), "document": row.document}
+    of = {"actor": user, "public_id": public_id}
+    if request.method == "DELETE":
+        actions.delete_conversation(**of)
+        return {"id": public_id, "deleted": True}
+    if request.method == "PUT":
+        body = _body(request, "document", "version")
+        if not isinstance(body["version"], int):
+            raise InvalidRequest("version must be a number.", param="version")
+        return shown(actions.update_conversation(**of, **body), user)
+    body = _body(request)
+    row = None
+    if isinstance(title := body.get("title"), str):
+        row = actions.rename_conversation(**of, title=title)
+    if isinstance(shared := body.get("shared"), bool):
+        row = actions.share_conversation(**of, shared=shared)
+    if row is None:
+        raise InvalidRequest("Name a title, or whether it's shared.", param="title")
+    return shown(row, user)
+
+
+def shown(row: SavedConversation, user: Any) -> dict[str, Any]:
+    """What a list tells of it."""
+    return {
+        "id": row.public_id,
+        "title": row.title,
+        "version": row.version,
+        "tenant": row.tenant.slug,
+        "changed_at": row.changed_at.isoformat(),
+        "shared": row.shared_at is not None,
+        "own": row.user_id == user.pk,
+        "by": row.user.get_username(),
+    }
+
+
+def _body(request: HttpRequest, *names: str) -> dict[str, Any]:
+    """The fields of these names, which must be there; all of them for none."""
+    body = parse_object(request.body, gateway_settings().max_json_depth)
+    for name in names:
+        if name not in body:
+            raise InvalidRequest(f"{name} is missing.", param=name)
+    return {name: body[name] for name in names} if names else body
+
+
+# -- The playground's sampling settings, with the ranges of `engine.contract.sampling_params`.
+#
+# A test tries both ends of every range, and just beyond, on `SamplingParams` itself.
+
+
+#: Whole numbers that a browser can hold without rounding.
+MAX_SAFE_INTEGER = 2**53 - 1
+_MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SamplingField:
+    """One field of the form.
+
+    Attributes:
+        name: as in `SamplingParams`.
+        kind: "number", "integer" or "strings" (one a line).
+        low, high: the range, both included, unless `low_open`.
+        step: what a key press on the field changes.
+        rest: where its slider stands while the field is empty; None: no slider.
+        slide_to: the slider's upper end, where that's below `high`.
+    """
+
+    name: str
+    label: str
+    help: str
+    kind: str = "number"
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    step: float = 0.05
+    rest: float | None = None
+    slide_to: float | None = None
+    most: int = MAX_STOP
+    chars: int = MAX_STOP_CHARS
+
+    @property
+    def slider_low(self) -> float | None:
+        """The slider's lower end: the range's, or the first step above it when it's open."""
+        return self.step if self.low_open else self.low
+
+    @property
+    def slider_high(self) -> float | None:
+        """The slider's upper end."""
+        return self.high if self.slide_to is None else self.slide_to
+
+
+@dataclass(frozen=True)
+class Group:
+    """Fields under one heading."""
+
+    title: str
+    fields: tuple[SamplingField, ...]
+
+
+_CHOICE = Group(
+    "Choosing tokens",
+    (
+        SamplingField(
+            "temperature",
+            "Temperature",
+            "0 always takes the likeliest token; higher values vary more.",
+            low=0,
+            high=100,
+            rest=1,
+            slide_to=2,
+        ),
+        SamplingField(
+            "top_p",
+            "Top p",
+            "Only the likeliest tokens that together have this probability.",
+            low=0,
+            high=1,
+            low_open=True,
+            step=0.01,
+            rest=1,
+        ),
+        SamplingField(
+            "min_p",
+            "Min p",
+            "Only tokens at least this likely, relative to the likeliest one.",
+            low=0,
+            high=1,
+            step=0.01,
+            rest=0,
+        ),
+        SamplingField(
+            "top_k",
+            "Top k",
+            "Only the k likeliest tokens; -1: all.",
+            kind="integer",
+            low=-1,
+            high=_MAX_INT,
+            step=1,
+        ),
+    ),
+)
+_LENGTH = Group(
+    "Length",
+    (
+        SamplingField(
+            "max_tokens",
+            "Max tokens",
+            "The longest answer; empty: as long as the context allows.",
+            kind="integer",
+            low=1,
+            high=_MAX_INT,
+            step=1,
+        ),
+        SamplingField(
+            "stop", "Stop strings", "One per line; \\n stands for a new line.", kind="strings"
+        ),
+    ),
+)
+_REPETITION = Group(
+    "Repetition",
+    (
+        SamplingField(
+            "repetition_penalty",
+            "Repetition penalty",
+            "Above 1: tokens of the prompt and answer become less likely.",
+            low=0,
+            high=2,
+            low_open=True,
+            rest=1,
+        ),
+        SamplingField(
+            "presence_penalty",
+            "Presence penalty",
+            "Above 0: tokens that the answer already has become less likely.",
+            low=-2,
+            high=2,
+            rest=0,
+        ),
+        SamplingField(
+            "frequency_penalty",
+            "Frequency penalty",
+            "Above 0: the more often a token occurs, the less likely it gets.",
+            low=-2,
+            high=2,
+            rest=0,
+        ),
+    ),
+)
+_SEED = Group(
+    "Repeatability",
+    (
+        SamplingField(
+            "seed",
+            "Seed",
+            "The same seed gives the same answer to the same question.",
+            kind="integer",
+            low=0,
+            high=MAX_SAFE_INTEGER,
+            step=1,
+        ),
+    ),
+)
+
+GROUPS = (_CHOICE, _LENGTH, _REPETITION, _SEED)
+
+
+# -- Pages. What they show comes from `console.views.overview`, asked for by their scripts.
+
+
+#: Where `inference.routing` has the playground's WebSocket.
+SOCKET_PATH = "/ws/playground/"
+
+#: Openings for a blank page, of a kind that a small model can answer too.
+STARTERS = (
+    "What is the capital of Portugal?",
+    "What is 17 + 25?",
+    "Tell me a short story about a fox.",
+)
+
+
+@require_safe
+@never_cache
+@login_required
+def playground(request: HttpRequest) -> HttpResponse:
+    """Chat with a model over a WebSocket."""
+    context = {"groups": GROUPS, "socket_path": mounted(SOCKET_PATH), "starters": STARTERS}
+    return render(request, "console/playground.html", context)

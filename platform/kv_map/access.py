@@ -1,0 +1,86 @@
+"""Who may look at which replica's blocks, and as whom."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from django.conf import settings
+
+from catalog.access import access_served_models
+from catalog.live_status import live_replicas, state_of
+from common.errors import NotFound
+from engine.contract.errors import EngineUnavailable
+from engine.contract.messages import Heartbeat
+from engine.contract.replica_state import WATCH_TTL_S, decode_frame, frames_key, watch_key
+from engine.system.redis_client import sync_client
+from kv_map.state import Mirror, OperatorSight, Sight, TenantSight
+from tenants.access import access_tenant, access_tenants
+from tenants.actors import Actor, as_actor
+from tenants.models import User
+
+# -- One look at a replica's blocks, for those who don't stay.
+
+
+WAIT_S = 3.0
+
+
+def snapshot(replica_id: str, sight: Sight) -> dict[str, Any]:
+    """What the viewer sees of it now. Blocks until the replica has told, 3 s at most.
+
+    Raises: `EngineUnavailable` when it doesn't; redis.RedisError.
+    """
+    prefix, mirror = settings.QUIRE["KEY_PREFIX"], Mirror()
+    with sync_client(settings.REDIS_URL, timeout_s=WAIT_S) as client:
+        channel = client.pubsub(ignore_subscribe_messages=True)
+        channel.subscribe(frames_key(replica_id, prefix))
+        key = watch_key(replica_id, prefix)
+        with client.pipeline(transaction=True) as pipe:
+            pipe.incr(key)
+            pipe.expire(key, WATCH_TTL_S)
+            pipe.execute()
+        until = time.monotonic() + WAIT_S
+        while (left := until - time.monotonic()) > 0:
+            message = channel.get_message(timeout=left)
+            if message is None:
+                continue
+            try:
+                frame = decode_frame(message["data"])
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                continue
+            if frame.whole:
+                mirror.take(frame)
+                return sight.whole(mirror)
+    raise EngineUnavailable("The replica did not tell of its blocks in time. Try again.")
+
+
+Reader = Actor | User
+
+
+def access_watched(user: Reader) -> list[Heartbeat]:
+    """Live replicas with a KV cache whose models the user may use. Raises redis.RedisError."""
+    beats = [beat for beat in live_replicas() if state_of(beat) in ("ready", "draining")]
+    beats = [beat for beat in beats if beat.stats.num_blocks]
+    if as_actor(user).is_operator:
+        return beats
+    names = {
+        model.name
+        for tenant in access_tenants(user).filter(active=True)
+        for model in access_served_models(tenant)
+    }
+    return [beat for beat in beats if beat.model.name in names]
+
+
+def access_sight(user: Reader, replica_id: str, tenant: str) -> Sight:
+    """What the user sees of a replica; `tenant`: as a member of it, "" as an operator.
+
+    Raises `NotFound` for a replica that they may not see, and for a stranger's tenant.
+    """
+    if not any(beat.replica_id == replica_id for beat in access_watched(user)):
+        raise NotFound("Replica not found.", param="replica")
+    if tenant:
+        return TenantSight(access_tenant(user, tenant).slug)
+    if not as_actor(user).is_operator:
+        raise NotFound("Name one of your tenants.", param="tenant")
+    return OperatorSight()

@@ -1,0 +1,10 @@
+"""The map of a replica's KV blocks."""
+
+from django.apps import AppConfig
+
+
+class KvMapConfig(AppConfig):
+    """The map of a replica's KV blocks: no models."""
+
+    name = "kv_map"
+    verbose_name = "KV map"

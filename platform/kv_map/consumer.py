@@ -1,0 +1,174 @@
+"""`KvConsumer`: the KV map's WebSocket, `/ws/kv/`.
+
+The page says once what it looks at: `{"replica": ID, "tenant": SLUG or ""}`, and again when that
+changes. Frames are those of `kv_map.state`, ten a second at most; one that the page has no time
+for is left out, and a whole one follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import redis
+from channels.generic.websocket import AsyncWebsocketConsumer
+
+from common.db import in_db_thread
+from engine.contract.errors import QuireError
+from kv_map.access import access_sight
+from kv_map.hub import hub
+from kv_map.state import Mirror, Sight
+from tenants.sessions import see_session
+from tenants.websockets import FOREIGN_ORIGIN, NOT_LOGGED_IN, origin_allowed, user_of_session, watch
+
+BAD_MESSAGE, NOT_FOUND = 4409, 4404
+MAX_MESSAGE_CHARS = 1000
+FRAME_S = 0.1
+#: Blocks that a page is told at once as it opens, and the pause before the next of them: ten
+#: thousand in one piece would hold up every answer of this process.
+SLICE, SLICE_S = 1000, 0.01
+#: How often it's asked again whether the viewer may still look.
+RECHECK_S = 2.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class KvConsumer(AsyncWebsocketConsumer):
+    """One page that looks at one replica."""
+
+    channel_layer_alias = "none"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._user: Any = None
+        self._showing: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Accept, and close at once with a code that the page understands if it's refused."""
+        await self.accept()
+        if not origin_allowed(dict(self.scope["headers"])):
+            await self.close(FOREIGN_ORIGIN)
+            return
+        session = self.scope.get("session")
+        self._user = await user_of_session(session.session_key if session is not None else None)
+        if self._user is None:
+            await self.close(NOT_LOGGED_IN)
+            return
+        watch.add(see_session(self.scope["session"].session_key, self._user), self._ended)
+
+    async def disconnect(self, code: int) -> None:
+        """Look no more."""
+        watch.remove(self._ended)
+        await self._stop()
+
+    async def _ended(self) -> None:
+        """The session was ended elsewhere."""
+        self._user = None
+        await self.close(NOT_LOGGED_IN)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """What to look at."""
+        if self._user is None:
+            return
+        try:
+            if text_data is None or len(text_data) > MAX_MESSAGE_CHARS:
+                raise ValueError
+            message = json.loads(text_data)
+            replica, tenant = message["replica"], message["tenant"]
+            if not isinstance(replica, str) or not isinstance(tenant, str):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            await self.close(BAD_MESSAGE)
+            return
+        await self._stop()
+        self._showing = asyncio.create_task(self._show(replica, tenant))
+
+    async def _stop(self) -> None:
+        if self._showing is not None:
+            self._showing.cancel()
+            await asyncio.gather(self._showing, return_exceptions=True)
+            self._showing = None
+
+    async def _show(self, replica: str, tenant: str) -> None:
+        """Frames until it's cancelled, or the viewer may look no more."""
+        try:
+            sight = await in_db_thread(access_sight, self._user, replica, tenant)
+            view = View(sight)
+            mirror = hub.join(replica, view.hear)
+            try:
+                if mirror.frame is not None:
+                    view.hear(mirror, None, 0)
+                await self._frames(view, mirror, replica, tenant)
+            finally:
+                hub.leave(replica, view.hear)
+        except (QuireError, redis.RedisError):
+            await self.close(NOT_FOUND)
+
+    async def _frames(self, view: View, mirror: Mirror, replica: str, tenant: str) -> None:
+        loop = asyncio.get_running_loop()
+        checked = loop.time()
+        while True:
+            await view.news(RECHECK_S)
+            if (told := view.take(mirror)) is not None:
+                await self._send(told)
+            if loop.time() - checked >= RECHECK_S:
+                checked = loop.time()
+                await in_db_thread(access_sight, self._user, replica, tenant)
+            await asyncio.sleep(SLICE_S if view.left else FRAME_S)
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        await self.send(text_data=_encode(frame).decode())
+
+
+class View:
+    """What has changed since the viewer was told last: frames add up, so none is too many."""
+
+    def __init__(self, sight: Sight) -> None:
+        self._sight = sight
+        self._changed: set[int] = set()
+        self._evicted = 0
+        self._news = asyncio.Event()
+        self._begun = False
+        #: Blocks that a page which began doesn't know yet.
+        self.left: list[int] = []
+
+    def hear(self, mirror: Mirror, changed: set[int] | None, evicted: int) -> None:
+        """The hub has a frame."""
+        if changed is None:
+            self._begun = False
+        else:
+            self._changed |= changed
+            self._evicted += evicted
+        self._news.set()
+
+    async def news(self, wait_s: float) -> None:
+        """Wait for a frame, for at most so long."""
+        if self.left:
+            return
+        try:
+            await asyncio.wait_for(self._news.wait(), wait_s)
+        except TimeoutError:
+            return
+
+    def take(self, mirror: Mirror) -> dict[str, Any] | None:
+        """What to tell now; None for nothing."""
+        if mirror.frame is None or not (self.left or self._news.is_set()):
+            return None
+        if not self._begun:
+            self._begun, self._changed, self._evicted = True, set(), 0
+            self._news.clear()
+            self.left = self._sight.seen(mirror)
+            return self._sight.whole(mirror, self._slice())
+        if self.left:
+            return self._sight.delta(mirror, self._slice(), 0)
+        self._news.clear()
+        changed, evicted = self._changed, self._evicted
+        self._changed, self._evicted = set(), 0
+        return self._sight.delta(mirror, changed, evicted)
+
+    def _slice(self) -> list[int]:
+        """The next of those that are left."""
+        told, self.left = self.left[:SLICE], self.left[SLICE:]
+        return told

@@ -1,0 +1,164 @@
+"""Proof, on the running system, that one tenant's cached prompts are no other's.
+
+A text that nobody has sent is asked by one tenant, twice, and by another, twice, as any request of
+theirs: by limits, ledger and engine. The first tenant's second request finds it cached; the
+other's first one must not.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.errors import PermissionDenied
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import FlightRecord, Heartbeat
+from engine.contract.pooling_params import GENERATE
+from inference.chat.turn import ChatTurn
+from inference.schemas.chat import ChatRequest
+from inference.serving.respond import collect, parse
+from tenants.access import access_tenant
+from tenants.actors import Actor, as_actor, require_role
+from tenants.authentication import Caller, caller_for_user
+from tenants.models import Role, Tenant, User
+
+ENDPOINT = "isolation"
+#: Of the text: long enough for several blocks, short enough for a small model.
+WORDS = 120
+#: With several replicas the requests may meet different ones, which proves nothing: try again.
+ATTEMPTS = 4
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+#: What stands for a second tenant where somebody has only one.
+STRANGER = "an unused namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of the proof."""
+
+    who: str
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+    prefill_ms: float
+    cold_reason: str
+    replica: str
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def may_prove(user: User | Actor, tenant: Tenant | None) -> bool:
+    """Operators anywhere, admins and owners in their tenant."""
+    actor = as_actor(user)
+    if actor.is_operator:
+        return True
+    role = actor.role_in(tenant) if tenant is not None else None
+    return role is not None and role.rank >= Role.ADMIN.rank
+
+
+def generates(beat: Heartbeat) -> bool:
+    """Whether the replica's model can be asked."""
+    return GENERATE in beat.model.tasks
+
+
+def check_prover(user: User | Actor, *slugs: str) -> None:
+    """Raise `NotFound` for a stranger to any of these tenants, `PermissionDenied` for no admin."""
+    for slug in slugs:
+        tenant = access_tenant(user, slug)
+        require_role(as_actor(user), tenant, Role.ADMIN)
+        if not tenant.active:
+            raise PermissionDenied(f"The tenant {slug} is disabled.", code="tenant_inactive")
+
+
+async def prove(user: User, *, tenant: str, other: str, model: str) -> dict[str, Any]:
+    """Run the proof; what came of it. `check_prover` has said that the user may.
+
+    Args:
+        tenant: who asks first. other: who asks for the same then; "" for a namespace that is
+            nobody's, asked and billed as the first one's.
+
+    Raises: what the API refuses or fails with.
+    """
+    first = await caller_for_user(user, tenant)
+    if other and other != tenant:
+        second, name = await caller_for_user(user, other), other
+    elif other:
+        raise InvalidRequest("The other tenant must differ from the first.", param="other")
+    else:
+        second, name = replace(first, cache_namespace=secrets.token_hex(16)), STRANGER
+    steps: list[Step] = []
+    for _ in range(ATTEMPTS):
+        text = _unheard()
+        steps = [
+            await _ask(caller, who, model, text)
+            for caller, who in ((first, tenant), (first, tenant), (second, name), (second, name))
+        ]
+        if len({step.replica for step in steps[:3]}) == 1:
+            break
+    return {"model": model, "steps": [step.told() for step in steps], **_verdict(steps)}
+
+
+def _verdict(steps: list[Step]) -> dict[str, Any]:
+    """What the four requests say."""
+    _, again, others, others_again = steps
+    if len({step.replica for step in steps[:3]}) > 1:
+        said = "The requests reached different replicas, which share no cache. Try again."
+        return {"verdict": "unclear", "conclusion": said}
+    if others.cached_tokens:
+        said = f"{others.who} found {others.cached_tokens} tokens that {again.who} had sent."
+        return {"verdict": "broken", "conclusion": said}
+    if not again.cached_tokens:
+        said = "Nothing was found in the cache: prefix caching is off, or the cache is too full."
+        return {"verdict": "unclear", "conclusion": said}
+    same = "; its own second request did" if others_again.cached_tokens else ""
+    said = (
+        f"{again.who} found {again.cached_tokens} of {again.prompt_tokens} tokens of its text "
+        f"cached. {_begun(others.who)} sent the very same text to the same replica and found "
+        f"none{same}."
+    )
+    return {"verdict": "isolated", "conclusion": _begun(said)}
+
+
+def _begun(text: str) -> str:
+    """As a sentence begins."""
+    return text[0].upper() + text[1:]
+
+
+def _unheard() -> str:
+    """Words that nobody has sent before."""
+    return " ".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(WORDS))
+
+
+async def _ask(caller: Caller, who: str, model: str, text: str) -> Step:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_completion_tokens": 1,
+        "temperature": 0,
+    }
+    chat = parse(ChatRequest, body)
+    turn = await ChatTurn.start(
+        chat, caller=caller, received=time.perf_counter(), endpoint=ENDPOINT
+    )
+    try:
+        await collect(turn, lambda _: None)
+    finally:
+        turn.release()
+    generation = turn.generation
+    flight = generation.flights[0]
+    record = flight.records.get(0, FlightRecord())
+    return Step(
+        who=who,
+        request_id=generation.job.request_id,
+        prompt_tokens=generation.usage.prompt_tokens,
+        cached_tokens=generation.usage.cached_tokens,
+        ttft_ms=round(generation.ttft_ms or 0.0, 2),
+        prefill_ms=round(record.prefill_time * 1000, 2),
+        cold_reason=record.cold_reason,
+        replica=generation.replica_id,
+    )

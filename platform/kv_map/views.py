@@ -1,0 +1,136 @@
+"""Replicas' KV blocks, and the proof of isolation, in the management API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.decorators import login_required
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from catalog.models import Replica
+from common.errors import PermissionDenied, ServiceUnavailable
+from console.mounting import mounted
+from console.views.base import named_tenant, tenant_context
+from engine.contract.errors import QuireError
+from kv_map.access import access_sight, access_watched, snapshot
+from kv_map.isolation import check_prover, generates, may_prove, prove
+from management_api.people import ManagementViewSet
+from tenants.actors import as_actor
+
+
+class Blocks(ManagementViewSet):
+    """A replica's KV blocks as they are now."""
+
+    queryset = Replica.objects.none()
+    serializer_class = serializers.Serializer
+    lookup_field = "replica"
+    lookup_value_regex = r"[^/]{1,200}"
+    filter_backends = ()
+
+    def rows(self) -> QuerySet[Replica]:
+        return Replica.objects.none()
+
+    @extend_schema(
+        responses={200: OpenApiTypes.OBJECT},
+        parameters=[
+            OpenApiParameter("replica", str, "path", description="The replica's id."),
+            OpenApiParameter(
+                "tenant", str, description="Whose blocks; operators may leave it out."
+            ),
+        ],
+    )
+    def retrieve(self, request: Request, replica: str) -> Response:
+        """Each block as [number, references, cached, owner, requests, adapter], the last three as
+        places in `words`. A tenant sees its own blocks, and of the rest how many there are.
+        """
+        tenant = request.query_params.get("tenant", "")
+        try:
+            sight = access_sight(self.actor, replica, tenant)
+            return Response(snapshot(replica, sight))
+        except redis.RedisError as error:
+            raise ServiceUnavailable("Redis can't be reached.") from error
+
+
+class ProofSerializer(serializers.Serializer):
+    """Who asks first, who asks the same then; without `other` an unused namespace."""
+
+    tenant = serializers.CharField(max_length=63)
+    other = serializers.CharField(max_length=63, required=False, allow_blank=True, default="")
+    model = serializers.CharField(max_length=200)
+
+
+class Isolation(ManagementViewSet):
+    """Proof, on the running system, that one tenant's cached prompts are no other's."""
+
+    queryset = Replica.objects.none()
+    serializer_class = ProofSerializer
+    # It changes nothing, and asks for no more than the playground does.
+    permission_classes = (IsAuthenticated,)
+    filter_backends = ()
+
+    def rows(self) -> QuerySet[Replica]:
+        return Replica.objects.none()
+
+    @extend_schema(request=ProofSerializer, responses={200: OpenApiTypes.OBJECT})
+    def create(self, request: Request) -> Response:
+        """A new text is asked twice by one tenant and twice by another; the answer has what each
+        found cached, with timings. For operators, and admins of both tenants, in person.
+        """
+        values = self.read(ProofSerializer)
+        user = self.actor.user
+        if user is None or self.actor.key is not None:
+            raise PermissionDenied(
+                "This check requires a logged-in user; API keys are not accepted."
+            )
+        check_prover(user, *filter(None, (values["tenant"], values["other"])))
+        return Response(async_to_sync(prove)(user, **values))
+
+
+# -- The page of the KV map.
+
+
+SOCKET_PATH = "/ws/kv/"
+
+
+@require_safe
+@never_cache
+@login_required
+def kv_map(request: HttpRequest) -> HttpResponse:
+    """Every block of a replica; its frames come over a socket."""
+    user: Any = request.user
+    operator = as_actor(user).is_operator
+    context: dict[str, Any] = {"operator": operator, "socket_path": mounted(SOCKET_PATH)}
+    error: QuireError | None = None
+    tenant = None
+    try:
+        tenant = named_tenant(request)
+    except QuireError as refusal:
+        error = refusal
+    try:
+        watched = access_watched(user)
+    except redis.RedisError:
+        watched, context["away"] = [], True
+    named = request.GET.get("replica")
+    ids = [beat.replica_id for beat in watched]
+    context |= {
+        **tenant_context(user, tenant),
+        "replicas": [{"id": beat.replica_id, "model": beat.model.name} for beat in watched],
+        "replica": named if named in ids else (ids[0] if ids else ""),
+        "seen_as": "" if operator and request.GET.get("own") != "yes" else tenant and tenant.slug,
+        "models": sorted({beat.model.name for beat in watched if generates(beat)}),
+        "proves": may_prove(user, tenant),
+        "error": error,
+    }
+    return render(request, "console/kv_map.html", context, status=error.status if error else 200)

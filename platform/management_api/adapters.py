@@ -1,0 +1,310 @@
+"""Adapters in the management API: uploads in pieces, versions, names, and who answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.db.models import Prefetch, QuerySet
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import mixins, status
+from rest_framework.decorators import action
+from rest_framework.parsers import BaseParser, JSONParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from adapters import access, actions
+from adapters.access import access_request
+from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
+from catalog.access import access_served_models
+from catalog.models import ServedModel
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from inference.errors import PayloadTooLarge
+from management_api import serializers as shapes
+from management_api.people import TenantMixin
+from management_api.serializers import MAX_PIECE_BYTES
+from metering.models import UsageEntry
+from tenants.models import Tenant
+
+CHUNK = 1 << 16
+
+
+class BytesParser(BaseParser):
+    """A piece of a file: read by the view, bit by bit."""
+
+    media_type = "application/octet-stream"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return stream
+
+
+def find_model(tenant: Tenant | None, name: str) -> ServedModel:
+    """A model that the tenant may use. Raises `NotFound`."""
+    rows = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
+    found = rows.filter(name=name).first()
+    if found is None:
+        raise NotFound(f"Model {name[:200]!r} not found.", param="model")
+    return found
+
+
+class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """A tenant's adapters and those shared with it. Members add versions, admins take them live."""
+
+    queryset = Adapter.objects.all()
+    serializer_class = shapes.AdapterSerializer
+    filterset_fields = ("name", "served_model__name")
+
+    @property
+    def owner(self) -> Tenant | None:
+        """Whose adapters are made here; None for shared ones."""
+        return self.tenant
+
+    def rows(self) -> QuerySet[Adapter]:
+        return _whole(access.access_adapters(self.actor, self.owner))
+
+    @extend_schema(request=shapes.NewAdapterSerializer, responses={201: shapes.VersionSerializer})
+    def create(self, request: Request, **where: Any) -> Response:
+        """A version from the hub, or for operators from a folder of the server's. It's checked by
+        a worker. Files of one's own are uploaded.
+        """
+        owner = self.owner
+        values = self.read(shapes.NewAdapterSerializer)
+        path, repository = values.pop("path"), values.pop("repository")
+        model = find_model(owner, values.pop("model"))
+        common = {"actor": self.actor, "tenant": owner, "served_model": model, **values}
+        if bool(path) == bool(repository):
+            raise InvalidRequest("Name either path or repository.", param="path")
+        if path:
+            made = actions.add_from_folder(path=path, **common)
+        else:
+            made = actions.add_from_hub(repository=repository, **common)
+        return self._version(made, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, pk: str, **where: Any) -> Response:
+        """Delete an adapter. 409 while a version is live."""
+        actions.delete_adapter(actor=self.actor, adapter=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=shapes.PromotionSerializer, responses=shapes.AliasSerializer)
+    @action(detail=True, methods=["post"])
+    def promote(self, request: Request, pk: str, **where: Any) -> Response:
+        """Promote a version to live, or to a canary with a share of the requests."""
+        adapter, values = self.row(), self.read(shapes.PromotionSerializer)
+        version = access.access_version(self.actor, adapter, values.pop("version"))
+        return self._alias(actions.promote(actor=self.actor, version=version, **values))
+
+    @extend_schema(request=shapes.AliasNameSerializer, responses=shapes.AliasSerializer)
+    @action(detail=True, methods=["post"])
+    def rollback(self, request: Request, pk: str, **where: Any) -> Response:
+        """End the canary, or roll back to the previous version."""
+        adapter, values = self.row(), self.read(shapes.AliasNameSerializer)
+        alias = access.access_alias(self.actor, adapter, values["alias"])
+        return self._alias(actions.rollback(actor=self.actor, alias=alias))
+
+    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @action(detail=True, methods=["post"])
+    def offline(self, request: Request, pk: str, **where: Any) -> Response:
+        """Take all names of the adapter offline; undo with a rollback."""
+        actions.take_offline(actor=self.actor, adapter=self.row())
+        return Response(self.get_serializer(self.row()).data)
+
+    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @action(detail=True, methods=["post"])
+    def pin(self, request: Request, pk: str, **where: Any) -> Response:
+        """Pin the live versions in the memory of every replica. Operators only. 409 if more than
+        half of a replica's adapter memory would be pinned.
+        """
+        actions.pin(actor=self.actor, adapter=self.row())
+        return Response(self.get_serializer(self.row()).data)
+
+    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @action(detail=True, methods=["post"])
+    def unpin(self, request: Request, pk: str, **where: Any) -> Response:
+        """Unpin the adapter on all replicas. Operators only."""
+        actions.unpin(actor=self.actor, adapter=self.row())
+        return Response(self.get_serializer(self.row()).data)
+
+    @extend_schema(
+        responses={204: None}, parameters=[OpenApiParameter("name", str, OpenApiParameter.PATH)]
+    )
+    @action(detail=True, methods=["delete"], url_path=r"aliases/(?P<name>[A-Za-z0-9._@/-]{1,100})")
+    def alias(self, request: Request, pk: str, name: str, **where: Any) -> Response:
+        """Take a name away."""
+        found = access.access_alias(self.actor, self.row(), name)
+        actions.delete_alias(actor=self.actor, alias=found)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(
+        methods=["GET"],
+        responses=shapes.VersionSerializer,
+        parameters=[OpenApiParameter("number", int, OpenApiParameter.PATH)],
+    )
+    @extend_schema(
+        methods=["DELETE"],
+        responses={204: None},
+        parameters=[OpenApiParameter("number", int, OpenApiParameter.PATH)],
+    )
+    @action(detail=True, methods=["get", "delete"], url_path=r"versions/(?P<number>[0-9]{1,9})")
+    def version(self, request: Request, pk: str, number: str, **where: Any) -> Response:
+        """One of its versions; deleting lets go of it, not while it's live."""
+        found = access.access_version(self.actor, self.row(), int(number))
+        if request.method == "GET":
+            return self._version(found)
+        actions.delete_version(actor=self.actor, version=found)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(
+        request=None,
+        responses=shapes.VersionSerializer,
+        parameters=[
+            OpenApiParameter("number", int, OpenApiParameter.PATH),
+            OpenApiParameter("deed", str, OpenApiParameter.PATH, enum=["check", "retire"]),
+        ],
+    )
+    @action(
+        detail=True,
+        methods=["post"],
+        url_path=r"versions/(?P<number>[0-9]{1,9})/(?P<deed>check|retire)",
+    )
+    def version_deed(
+        self, request: Request, pk: str, number: str, deed: str, **where: Any
+    ) -> Response:
+        """Check a version once more, or keep it from being promoted."""
+        found = access.access_version(self.actor, self.row(), int(number))
+        doing = actions.check_again if deed == "check" else actions.retire
+        return self._version(doing(actor=self.actor, version=found))
+
+    def _version(self, version: AdapterVersion, code: int = 200) -> Response:
+        context = self.get_serializer_context()
+        return Response(shapes.VersionSerializer(version, context=context).data, code)
+
+    def _alias(self, alias: AdapterAlias) -> Response:
+        return Response(shapes.AliasSerializer(alias).data)
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        """Paths on the server are for operators."""
+        if getattr(self, "swagger_fake_view", False):
+            return super().get_serializer_context()
+        return {**super().get_serializer_context(), "operator": self.actor.is_operator}
+
+
+class AdapterUploads(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """Files under way, in pieces: what a dropped connection lost is sent again from `offset` on."""
+
+    queryset = AdapterUpload.objects.all()
+    serializer_class = shapes.UploadSerializer
+    lookup_field = "public_id"
+    lookup_value_regex = r"upload-[0-9a-f]{32}"
+    parser_classes = (JSONParser, BytesParser)
+
+    @property
+    def owner(self) -> Tenant | None:
+        """Whose adapters these become; None for shared ones."""
+        return self.tenant
+
+    def rows(self) -> QuerySet[AdapterUpload]:
+        return access.access_uploads(self.actor, self.owner)
+
+    @extend_schema(request=shapes.NewUploadSerializer, responses={201: shapes.UploadSerializer})
+    def create(self, request: Request, **where: Any) -> Response:
+        """Announce an adapter's files with their bytes."""
+        owner, values = self.owner, self.read(shapes.NewUploadSerializer)
+        model = find_model(owner, values.pop("model"))
+        made = actions.begin_upload(
+            actor=self.actor,
+            tenant=owner,
+            served_model=model,
+            sizes=values.pop("files"),
+            **values,
+        )
+        return Response(self.get_serializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, **where: Any) -> Response:
+        """Give it up."""
+        actions.give_up_upload(actor=self.actor, upload=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(
+        request={"application/octet-stream": OpenApiTypes.BINARY},
+        responses={200: shapes.UploadSerializer},
+        parameters=[
+            OpenApiParameter("file", str, OpenApiParameter.PATH),
+            OpenApiParameter("Upload-Offset", int, OpenApiParameter.HEADER, required=True),
+        ],
+    )
+    @action(detail=True, methods=["patch"], url_path=r"files/(?P<file>[^/]{1,200})")
+    def piece(self, request: Request, file: str, **where: Any) -> Response:
+        """Append bytes to a file. 409 with `Upload-Offset` when they begin at the wrong place."""
+        upload = self.row()
+        offset = request.META.get("HTTP_UPLOAD_OFFSET", "")
+        if not (offset.isascii() and offset.isdigit() and len(offset) < 16):
+            raise InvalidRequest("Upload-Offset must be a whole number.", param="Upload-Offset")
+        announced = request.META.get("CONTENT_LENGTH") or "0"
+        if announced.isdigit() and int(announced) > MAX_PIECE_BYTES:
+            raise PayloadTooLarge(f"A piece may have at most {MAX_PIECE_BYTES} bytes.")
+        actions.add_piece(
+            actor=self.actor,
+            upload=upload,
+            file=file,
+            offset=int(offset),
+            chunks=_chunks(request._request),
+        )
+        return Response(self.get_serializer(upload).data)
+
+    @extend_schema(request=None, responses={201: shapes.VersionSerializer})
+    @action(detail=True, methods=["post"])
+    def finish(self, request: Request, **where: Any) -> Response:
+        """All bytes are there: make a version, which a worker checks."""
+        version = actions.finish_upload(actor=self.actor, upload=self.row())
+        return Response(shapes.VersionSerializer(version).data, status.HTTP_201_CREATED)
+
+
+class SharedAdapters(Adapters):
+    """Adapters that all who may use their model share. For operators."""
+
+    @property
+    def owner(self) -> Tenant | None:
+        return None
+
+
+class SharedUploads(AdapterUploads):
+    """Uploads of shared adapters. For operators."""
+
+    @property
+    def owner(self) -> Tenant | None:
+        return None
+
+
+class Requests(TenantMixin):
+    """What the ledger has of a request, by its id."""
+
+    queryset = UsageEntry.objects.all()
+    serializer_class = shapes.RequestSerializer
+    lookup_field = "request_id"
+    lookup_value_regex = r"[^/]{1,200}"
+
+    def rows(self) -> QuerySet[UsageEntry]:
+        return UsageEntry.objects.none()
+
+    def retrieve(self, request: Request, tenant: str, request_id: str) -> Response:
+        """Which model, adapter and digest answered it, and what it used."""
+        found = access_request(self.actor, self.tenant, request_id)
+        return Response(shapes.RequestSerializer(found).data)
+
+
+def _whole(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
+    aliases = AdapterAlias.objects.select_related("version", "canary", "previous")
+    return rows.prefetch_related("versions", Prefetch("aliases", queryset=aliases))
+
+
+def _chunks(request: Any) -> Iterator[bytes]:
+    left = MAX_PIECE_BYTES
+    while piece := request.read(CHUNK):
+        left -= len(piece)
+        if left < 0:
+            raise PayloadTooLarge(f"A piece may have at most {MAX_PIECE_BYTES} bytes.")
+        yield piece

@@ -1,0 +1,170 @@
+"""Who asks: a session, or a key with the scope `tenant:admin` or `operator`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django_filters import rest_framework as filters
+from redis.exceptions import RedisError
+from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.pagination import LimitOffsetPagination
+from rest_framework.permissions import SAFE_METHODS, BasePermission
+from rest_framework.request import Request
+from rest_framework.throttling import ScopedRateThrottle
+from rest_framework.views import APIView
+
+from accounts.reauthentication import recently_authenticated
+from common.errors import PermissionDenied
+from engine.contract.errors import InvalidRequest
+from engine.system.redis_client import is_temporary
+from inference.web.authentication import Guesses
+from metering.models import Budget
+from tenants import api_keys as scopes
+from tenants.actors import Actor, as_actor, key_actor
+from tenants.authentication import authenticate_now
+from tenants.models import ApiKey
+
+
+class KeyHolder:
+    """Stands for the user where a request came in with a key."""
+
+    is_authenticated, is_anonymous = True, False
+
+    def __init__(self, key: ApiKey) -> None:
+        self.pk = f"key-{key.pk}"
+
+
+class ManagementKeyAuthentication(BaseAuthentication):
+    """`Authorization: Bearer sk-quire-...`, or `x-api-key`."""
+
+    def authenticate(self, request: Request) -> tuple[KeyHolder, Actor] | None:
+        """The key as an actor; None without one. Raises 401, 403 and 429 errors."""
+        header = get_authorization_header(request).decode("latin1") or None
+        x_api_key = request.META.get("HTTP_X_API_KEY")
+        if header is None and x_api_key is None:
+            return None
+        address = request.META.get("REMOTE_ADDR") or ""
+        caller = authenticate_now(header, x_api_key, guard=Guesses(address))
+        caller.check_address(address)
+        if not caller.scopes & {scopes.TENANT_ADMIN, scopes.OPERATOR}:
+            caller.require(scopes.TENANT_ADMIN)
+        rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
+        key = rows.get(pk=caller.key_id)
+        if key.endpoints:
+            raise PermissionDenied("This key is limited to other endpoints.")
+        return KeyHolder(key), key_actor(key)
+
+    def authenticate_header(self, request: Request) -> str:
+        """For `WWW-Authenticate`."""
+        return 'Bearer realm="quire"'
+
+
+class RecentSession(BasePermission):
+    """Changes by a session need a recent proof of who one is; keys are such a proof."""
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        """Raises `PermissionDenied` with a code of its own."""
+        if request.method in SAFE_METHODS or isinstance(request.auth, Actor):
+            return True
+        if not recently_authenticated(request):
+            raise PermissionDenied(
+                "This needs a recent login: confirm it's you at /account/reauthenticate/.",
+                code="recent_authentication_required",
+            )
+        return True
+
+
+def actor_of(request: Request) -> Actor:
+    """Who asks."""
+    return request.auth if isinstance(request.auth, Actor) else as_actor(request.user)
+
+
+# -- Filters by another row's number, which look at nothing but that number.
+#
+# Those that django-filter makes of a foreign key look the row up first, whosever it is: 400 for one
+# that isn't there and an empty list for a stranger's would tell which numbers are taken.
+
+
+#: The last number that a row can have.
+LAST = 2**63 - 1
+
+
+def row_number(column: str) -> filters.NumberFilter:
+    """Rows whose column has this number."""
+    return filters.NumberFilter(
+        field_name=column, min_value=1, max_value=LAST, decimal_places=0, max_digits=19
+    )
+
+
+class KeyFilter(filters.FilterSet):
+    """By name, and by the service account that holds the key."""
+
+    service_account = row_number("service_account_id")
+
+    class Meta:
+        model = ApiKey
+        fields = ("name",)
+
+
+class BudgetFilter(filters.FilterSet):
+    """By key, model and period."""
+
+    api_key = row_number("api_key_id")
+
+    class Meta:
+        model = Budget
+        fields = ("model", "period")
+
+
+# -- Pages of the management API.
+
+
+class Page(LimitOffsetPagination):
+    """`?limit=` (50, at most 500) and `?offset=`."""
+
+    default_limit = 50
+    max_limit = 500
+
+    def get_limit(self, request: Request) -> int:
+        """Raises `InvalidRequest`; more than the most is the most."""
+        limit = _number(request, "limit", self.default_limit, low=1)
+        return min(limit, self.max_limit)
+
+    def get_offset(self, request: Request) -> int:
+        """Raises `InvalidRequest`."""
+        return _number(request, "offset", 0, low=0)
+
+
+def _number(request: Request, name: str, default: int, *, low: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= low):
+        raise InvalidRequest(
+            f"{name} must be a whole number, at least {low}; got {text[:50]!r}.", param=name
+        )
+    return int(text)
+
+
+# -- How often the management API may be asked.
+
+
+logger = logging.getLogger(__name__)
+
+
+class ManagementThrottle(ScopedRateThrottle):
+    """So many times a minute, by one person or key.
+
+    Without Redis nobody is counted: whoever must revoke a key can't wait for it.
+    """
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        """Whether it's not too often."""
+        try:
+            return bool(super().allow_request(request, view))
+        except RedisError as error:
+            if not is_temporary(error):
+                raise
+            logger.warning("management API throttling unavailable: %s", error)
+            return True

@@ -1,0 +1,156 @@
+"""Budgets and prices in the management API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from adapters.access import access_prices_of, names_for, priced_names, warning
+from management_api.base import BudgetFilter
+from management_api.people import ManagementViewSet, TenantMixin
+from metering import actions
+from metering.budgets import access_budgets, states_of
+from metering.models import Budget, Period, Price
+from metering.money import amount_text
+from tenants.access import access_key
+
+
+class PriceSerializer(serializers.ModelSerializer):
+    """What a million tokens of a model cost from a moment on, in decimals.
+
+    `warning`: of one that was just set, that no model or adapter is called so today; else "".
+    """
+
+    warning = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Price
+        fields = ("id", "model", "valid_from", *actions.PRICE_NAMES, "warning")
+
+    def get_warning(self, price: Price) -> str:
+        """For the operator that set it: which adapters others have is nobody else's to learn."""
+        return warning(price.model, self.context.get("known_names", (price.model,)))
+
+
+class NewPriceSerializer(serializers.Serializer):
+    """Decimals as text; `valid_from` is now by default."""
+
+    model = serializers.CharField(max_length=200)
+    valid_from = serializers.DateTimeField(required=False, allow_null=True)
+    input_per_million = serializers.CharField(max_length=40)
+    cached_per_million = serializers.CharField(max_length=40, required=False, allow_null=True)
+    output_per_million = serializers.CharField(max_length=40)
+
+
+class _BudgetList(serializers.ListSerializer):
+    """Budgets of one tenant: their counters are read at once."""
+
+    def to_representation(self, data: Any) -> list[Any]:
+        """Each row."""
+        rows = list(data)
+        self.context["states"] = {state.budget.pk: state for state in states_of(rows)}
+        return super().to_representation(rows)
+
+
+class BudgetSerializer(serializers.ModelSerializer):
+    """A budget with what is spent of it in the present period.
+
+    `warning`: "", or that no model or adapter of the tenant's is called so today.
+    """
+
+    key = serializers.IntegerField(source="api_key_id", read_only=True)
+    spent_tokens = serializers.IntegerField(read_only=True)
+    spent_amount = serializers.CharField(read_only=True)
+    starts_at = serializers.DateTimeField(read_only=True)
+    ends_at = serializers.DateTimeField(read_only=True)
+    warning = serializers.CharField(read_only=True)
+
+    class Meta:
+        model = Budget
+        list_serializer_class = _BudgetList
+        fields = ("id", "key", "model", "period", "tokens", "amount", "alert_percent")
+        fields += ("spent_tokens", "spent_amount", "starts_at", "ends_at", "warning")
+
+    def to_representation(self, instance: Budget) -> dict[str, Any]:
+        """The row, and its counters."""
+        known = self.context.get("states", {})
+        state = known.get(instance.pk) or states_of([instance])[0]
+        if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
+            self.context["known_names"] = names_for(instance.tenant)
+        return {
+            **{name: getattr(instance, name) for name in ("id", "model", "period", "tokens")},
+            "key": instance.api_key_id,
+            "amount": None if instance.amount is None else f"{instance.amount:f}",
+            "alert_percent": instance.alert_percent,
+            "spent_tokens": state.tokens,
+            "spent_amount": amount_text(state.nanos),
+            "starts_at": state.start.isoformat(),
+            "ends_at": state.end.isoformat(),
+            "warning": warning(instance.model, self.context["known_names"]),
+        }
+
+
+class NewBudgetSerializer(serializers.Serializer):
+    """One for the same key, model and period is changed. `key`: its id; null for all of them."""
+
+    key = serializers.IntegerField(required=False, allow_null=True, default=None)
+    model = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
+    period = serializers.ChoiceField(choices=Period.choices)
+    tokens = serializers.IntegerField(required=False, allow_null=True)
+    amount = serializers.CharField(required=False, allow_null=True, max_length=40)
+    alert_percent = serializers.IntegerField(required=False, allow_null=True)
+
+
+class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """Prices of what one may use, each model's newest first. Operators see and set all."""
+
+    queryset = Price.objects.all()
+    serializer_class = PriceSerializer
+    filterset_fields = ("model",)
+
+    def rows(self) -> QuerySet[Price]:
+        return access_prices_of(self.actor)
+
+    @extend_schema(request=NewPriceSerializer, responses={201: PriceSerializer})
+    def create(self, request: Request) -> Response:
+        """Set a price that replaces the current one."""
+        made = actions.set_price(actor=self.actor, **self.read(NewPriceSerializer))
+        context = {"known_names": priced_names()}
+        return Response(PriceSerializer(made, context=context).data, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Delete a price that isn't in force yet."""
+        actions.delete_price(actor=self.actor, price=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class Budgets(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """A tenant's budgets. Operators set the tenant's, its admins those of its keys."""
+
+    queryset = Budget.objects.all()
+    serializer_class = BudgetSerializer
+    filterset_class = BudgetFilter
+
+    def rows(self) -> QuerySet[Budget]:
+        return access_budgets(self.actor, self.tenant)
+
+    @extend_schema(request=NewBudgetSerializer, responses={201: BudgetSerializer})
+    def create(self, request: Request, tenant: str) -> Response:
+        """Set or change one."""
+        where, values = self.tenant, self.read(NewBudgetSerializer)
+        named = values.pop("key")
+        key = None if named is None else access_key(self.actor, where, named)
+        made = actions.set_budget(actor=self.actor, tenant=where, key=key, **values)
+        return Response(BudgetSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Delete a budget."""
+        actions.delete_budget(actor=self.actor, budget=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -1,0 +1,181 @@
+"""What became of requests, in the management API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import mixins, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from catalog.live_status import overview_of
+from catalog.models import ServedModel
+from common.effective_settings import in_force
+from common.errors import ServiceUnavailable
+from history.buckets import RANGES
+from history.queries import BY, figures_of, history_of
+from management_api.base import row_number
+from management_api.people import ManagementViewSet
+from metering.models import RequestEntry
+from metering.request_log import access_request_entry, access_requests, called, of_status, story_of
+from tenants.actors import require_operator
+
+# -- What the overview and the page of fairness show, in the management API.
+
+
+WHOSE = OpenApiParameter("tenant", str, description="Tenant slug. Omit for all.")
+STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time range, ending now.")
+
+
+class _Figures(ManagementViewSet):
+    """Figures, of which there is one page."""
+
+    serializer_class = serializers.Serializer
+    pagination_class = None
+    filter_backends = ()
+
+
+class Overview(_Figures):
+    """What models and replicas do right now."""
+
+    @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE])
+    def list(self, request: Request) -> Response:
+        """The models that a tenant may use with their states, and the load of their replicas."""
+        try:
+            return Response(overview_of(self.actor, request.query_params.get("tenant")))
+        except redis.RedisError as error:
+            raise ServiceUnavailable("Replicas are unknown: no connection to Redis.") from error
+
+
+class History(_Figures):
+    """What was asked and answered, over time."""
+
+    @extend_schema(
+        responses={200: OpenApiTypes.OBJECT},
+        parameters=[
+            WHOSE,
+            STRETCH,
+            OpenApiParameter("model", str),
+            OpenApiParameter("adapter", str),
+            OpenApiParameter("by", str, enum=list(BY), description="Group the series by it."),
+        ],
+    )
+    def list(self, request: Request) -> Response:
+        """Requests, tokens, percentiles of times, pools: each as one value a point of `at`."""
+        return Response(history_of(self.actor, _asked(request)))
+
+
+class Fairness(_Figures):
+    """Service by tenant against its weight."""
+
+    @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE, STRETCH])
+    def list(self, request: Request) -> Response:
+        """Computed tokens over time. A tenant sees its own, and all others as one."""
+        return Response(figures_of(self.actor, _asked(request)))
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    return dict(request.query_params.items())
+
+
+class RequestEntrySerializer(serializers.ModelSerializer):
+    """A request in a list. `id` is the ledger's; `request_id` is its `x-request-id`."""
+
+    id = serializers.CharField(source="request_id")
+    request_id = serializers.CharField(source="header_id")
+    tenant = serializers.CharField(source="tenant.slug")
+    user = serializers.CharField(source="user.username", default=None)
+
+    class Meta:
+        model = RequestEntry
+        fields = ("id", "request_id", "answer_id", "tenant", "api_key_id", "user", "endpoint")
+        fields += ("model", "adapter", "adapter_digest", "status", "code", "times")
+        fields += ("finish_reason", "stream", "started_at", "duration_ms", "ttft_ms", "queue_ms")
+        fields += ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "replica")
+
+
+class RequestFilter(filters.FilterSet):
+    """By tenant, key, person, model, status and time; `id`: any id that a client has seen."""
+
+    id = filters.CharFilter(method="by_id")
+    status = filters.CharFilter(method="by_status", help_text="429, 2xx, 4xx, 5xx or refused.")
+    tenant = filters.CharFilter(field_name="tenant__slug")
+    user = filters.CharFilter(field_name="user__username")
+    key = row_number("api_key_id")
+    after = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="gte")
+    before = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="lt")
+
+    class Meta:
+        model = RequestEntry
+        fields = ("model", "endpoint", "adapter", "code")
+
+    def by_id(self, rows: QuerySet[RequestEntry], name: str, value: str) -> QuerySet[RequestEntry]:
+        """Any of its ids."""
+        return rows.filter(called(value))
+
+    def by_status(
+        self, rows: QuerySet[RequestEntry], name: str, value: str
+    ) -> QuerySet[RequestEntry]:
+        """A status, or a class of them. Raises `InvalidRequest`."""
+        return of_status(rows, value)
+
+
+class Requests(mixins.ListModelMixin, ManagementViewSet):
+    """Requests of the tenants that one belongs to, newest first; of all for operators."""
+
+    queryset = RequestEntry.objects.all()
+    serializer_class = RequestEntrySerializer
+    filterset_class = RequestFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[^/]{1,200}"
+
+    def rows(self) -> QuerySet[RequestEntry]:
+        return access_requests(self.actor)
+
+    @extend_schema(
+        responses={200: OpenApiTypes.OBJECT},
+        parameters=[OpenApiParameter("id", str, "path", description="Any id a client has seen.")],
+    )
+    def retrieve(self, request: Request, id: str) -> Response:
+        """All that is known of one: its limits, queue, chunks, replicas, tokens over time, price.
+
+        What was asked and answered is there where the tenant keeps it, for admins, owners and
+        whoever asked.
+        """
+        found = access_request_entry(self.actor, id)
+        shown: dict[str, Any] = dict(RequestEntrySerializer(found).data)
+        return Response({**shown, **story_of(self.actor, found)})
+
+
+# -- Settings in force, in the management API.
+
+
+class SettingSerializer(serializers.Serializer):
+    """One setting; of a secret `value` says whether it's set."""
+
+    name = serializers.CharField()
+    group = serializers.CharField()
+    help = serializers.CharField()
+    value = serializers.CharField()
+    default = serializers.CharField()
+    source = serializers.CharField()
+    secret = serializers.BooleanField()
+
+
+class Settings(ManagementViewSet):
+    """Every setting of the gateway that answers. For operators."""
+
+    queryset = ServedModel.objects.none()  # it has no rows
+    serializer_class = SettingSerializer
+    pagination_class = None
+
+    @extend_schema(responses=SettingSerializer(many=True))
+    def list(self, request: Request) -> Response:
+        """All of them, with their values and where these came from."""
+        require_operator(self.actor)
+        return Response(SettingSerializer(in_force(), many=True).data)

@@ -1,0 +1,316 @@
+"""The management API's viewsets. Reads go through `access_*`, writes through the actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+from django.urls import reverse
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, status
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.decorators import action
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import Serializer
+from rest_framework.viewsets import GenericViewSet
+
+from accounts.invitation_mail import mail_invitation
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from management_api import serializers as shapes
+from management_api.base import (
+    KeyFilter,
+    ManagementKeyAuthentication,
+    ManagementThrottle,
+    Page,
+    RecentSession,
+    actor_of,
+)
+from tenants import access, actions
+from tenants.actors import Actor, require_operator
+from tenants.models import AuditEntry, Tenant, User
+
+
+class ManagementViewSet(GenericViewSet):
+    """Who may ask, how often, and how rows are found."""
+
+    authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
+    permission_classes = (IsAuthenticated, RecentSession)
+    throttle_classes = (ManagementThrottle,)
+    throttle_scope = "management"
+    pagination_class = Page
+    filter_backends = (filters.DjangoFilterBackend,)
+    lookup_value_regex = r"[0-9]{1,18}"
+    #: For the document alone; rows come from `rows`.
+    queryset: Any = None
+
+    @property
+    def actor(self) -> Actor:
+        """Who asks."""
+        return actor_of(self.request)
+
+    def get_queryset(self) -> QuerySet[Any]:
+        """What the actor may see. Raises `NotFound` for a stranger."""
+        if getattr(self, "swagger_fake_view", False):
+            return self.queryset.model.objects.none()
+        return self.rows()
+
+    def rows(self) -> QuerySet[Any]:
+        """Each viewset's own."""
+        raise NotImplementedError
+
+    def read(self, shape: type[Serializer]) -> dict[str, Any]:
+        """The body, checked."""
+        return self.checked(shape(data=self.request.data))
+
+    def checked(self, given: Serializer) -> dict[str, Any]:
+        """What a serializer read. Raises `InvalidRequest` for a field that it doesn't know: a
+        limit that is misspelt must not be left out.
+        """
+        data: Any = self.request.data
+        for name in sorted(set(data) - set(given.fields)) if isinstance(data, Mapping) else ():
+            raise InvalidRequest(f"Unknown field {name[:80]!r}.", param=name[:80])
+        given.is_valid(raise_exception=True)
+        return dict(given.validated_data)
+
+    def row(self) -> Any:
+        """The row that is named, among those that the actor may see. Raises `NotFound`."""
+        found = self.get_queryset().filter(**{self.lookup_field: self.kwargs[self.lookup_field]})
+        row = found.first()
+        if row is None:
+            raise NotFound("Not found.")
+        return row
+
+    def get_object(self) -> Any:
+        """The same, for Django REST framework."""
+        return self.row()
+
+
+class TenantMixin(ManagementViewSet):
+    """Below `/api/tenants/<tenant>/`."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Raises `NotFound` for a stranger's."""
+        return access.access_tenant(self.actor, self.kwargs["tenant"])
+
+
+class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """People who log in. For operators."""
+
+    queryset = User.objects.all()
+    serializer_class = shapes.UserSerializer
+    filterset_fields = ("username", "email", "is_active", "is_staff", "is_superuser")
+
+    def rows(self) -> QuerySet[User]:
+        return access.access_users(self.actor)
+
+    @extend_schema(request=shapes.NewUserSerializer, responses={201: shapes.UserSerializer})
+    def create(self, request: Request) -> Response:
+        """Create a user."""
+        made = actions.create_user(actor=self.actor, **self.read(shapes.NewUserSerializer))
+        return Response(shapes.UserSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=shapes.UserSerializer(partial=True), responses=shapes.UserSerializer)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """Update a user. Deactivating ends sessions and sockets and revokes keys."""
+        given = shapes.UserSerializer(self.row(), data=request.data, partial=True)
+        values = self.checked(given)
+        saved = actions.update_user(actor=self.actor, user=self.row(), **values)
+        return Response(shapes.UserSerializer(saved).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Delete a user. Ends the user's sessions and sockets and revokes their keys."""
+        actions.delete_user(actor=self.actor, user=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=shapes.PasswordSerializer, responses={204: None})
+    @action(detail=True, methods=["post"])
+    def password(self, request: Request, pk: str) -> Response:
+        """Set or remove a user's password. Ends the user's sessions."""
+        values = self.read(shapes.PasswordSerializer)
+        actions.set_password(actor=self.actor, user=self.row(), **values)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """A tenant's people. Admins change them, up to their own role."""
+
+    queryset = access.Membership.objects.all()
+    serializer_class = shapes.MemberSerializer
+    filterset_fields = ("role", "user__is_active")
+
+    def rows(self) -> QuerySet[Any]:
+        return access.access_members(self.actor, self.tenant)
+
+    @extend_schema(request=shapes.NewMemberSerializer, responses={201: shapes.MemberSerializer})
+    def create(self, request: Request, tenant: str) -> Response:
+        """Add somebody who has an account: operators' to do. Others invite."""
+        where = self.tenant
+        require_operator(self.actor)
+        values = self.read(shapes.NewMemberSerializer)
+        user = User.objects.filter(username=values["username"]).first()
+        if user is None:
+            raise NotFound(f"User {values['username']!r} not found.", param="username")
+        made = actions.add_member(actor=self.actor, tenant=where, user=user, role=values["role"])
+        return Response(shapes.MemberSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=shapes.RoleSerializer, responses=shapes.MemberSerializer)
+    def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
+        """Another role; a lower one ends sessions, sockets and keys."""
+        values = self.read(shapes.RoleSerializer)
+        saved = actions.change_role(actor=self.actor, membership=self.row(), **values)
+        return Response(shapes.MemberSerializer(saved).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Remove a member. Ends the user's sessions and revokes their keys in this tenant."""
+        actions.remove_member(actor=self.actor, membership=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """Who was invited. For admins."""
+
+    queryset = access.Invitation.objects.all()
+    serializer_class = shapes.InvitationSerializer
+    filterset_fields = ("email", "role")
+
+    def rows(self) -> QuerySet[Any]:
+        return access.access_invitations(self.actor, self.tenant)
+
+    @extend_schema(
+        request=shapes.InvitationSerializer, responses={201: shapes.MadeInvitationSerializer}
+    )
+    def create(self, request: Request, tenant: str) -> Response:
+        """A link for somebody, mailed where mail is set up."""
+        where = self.tenant
+        values = self.read(shapes.InvitationSerializer)
+        made = actions.invite(actor=self.actor, tenant=where, **values)
+        link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
+        mailed = mail_invitation(made.invitation, link)
+        shown = shapes.InvitationSerializer(made.invitation).data
+        return Response({**shown, "link": link, "mailed": mailed}, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Revoke an invitation."""
+        actions.revoke_invitation(actor=self.actor, invitation=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class ServiceAccounts(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """A tenant's programs. Admins change them."""
+
+    queryset = access.ServiceAccount.objects.all()
+    serializer_class = shapes.ServiceAccountSerializer
+    filterset_fields = ("name", "role", "active")
+
+    def rows(self) -> QuerySet[Any]:
+        return access.access_service_accounts(self.actor, self.tenant)
+
+    @extend_schema(
+        request=shapes.NewServiceAccountSerializer,
+        responses={201: shapes.ServiceAccountSerializer},
+    )
+    def create(self, request: Request, tenant: str) -> Response:
+        """A program that keys can be made for."""
+        where = self.tenant
+        values = self.read(shapes.NewServiceAccountSerializer)
+        made = actions.create_service_account(actor=self.actor, tenant=where, **values)
+        return Response(shapes.ServiceAccountSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(
+        request=shapes.ServiceAccountChangesSerializer, responses=shapes.ServiceAccountSerializer
+    )
+    def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
+        """Change what is named; switched off, its keys are refused."""
+        values = self.read(shapes.ServiceAccountChangesSerializer)
+        saved = actions.update_service_account(actor=self.actor, account=self.row(), **values)
+        return Response(shapes.ServiceAccountSerializer(saved).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Switch it off and revoke its keys for good."""
+        actions.retire_service_account(actor=self.actor, account=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class Keys(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """API keys: all for admins, their own for members."""
+
+    queryset = access.ApiKey.objects.all()
+    serializer_class = shapes.KeySerializer
+    filterset_class = KeyFilter
+
+    def rows(self) -> QuerySet[Any]:
+        return access.access_keys(self.actor, self.tenant)
+
+    @extend_schema(request=shapes.NewKeySerializer, responses={201: shapes.MadeKeySerializer})
+    def create(self, request: Request, tenant: str) -> Response:
+        """A new key; its secret is in this answer alone."""
+        where = self.tenant
+        values = self.read(shapes.NewKeySerializer)
+        account = values.pop("service_account")
+        if account is not None:
+            account = access.access_service_account(self.actor, where, account)
+        made = actions.create_key(actor=self.actor, tenant=where, service_account=account, **values)
+        return self._made(made)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Refuse it from now on."""
+        actions.revoke_key(actor=self.actor, key=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=shapes.RotationSerializer, responses={201: shapes.MadeKeySerializer})
+    @action(detail=True, methods=["post"])
+    def rotate(self, request: Request, tenant: str, pk: str) -> Response:
+        """Another key in its place; the old one goes on for a while."""
+        hours = self.read(shapes.RotationSerializer)["overlap_hours"]
+        overlap = timedelta(hours=hours)
+        return self._made(actions.rotate_key(actor=self.actor, key=self.row(), overlap=overlap))
+
+    def _made(self, made: actions.NewKey) -> Response:
+        shown = shapes.KeySerializer(made.key).data
+        return Response({**shown, "secret": made.secret}, status.HTTP_201_CREATED)
+
+
+class AuditFilter(filters.FilterSet):
+    """By time, deed, actor and target."""
+
+    after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+    before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+    actor = filters.CharFilter(field_name="actor_label", lookup_expr="icontains")
+
+    class Meta:
+        model = AuditEntry
+        fields = ("action", "actor_kind", "target_type", "target_id", "address")
+
+
+class Audit(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """A tenant's audit log, newest first. For admins."""
+
+    queryset = AuditEntry.objects.all()
+    serializer_class = shapes.AuditSerializer
+    filterset_class = AuditFilter
+
+    def rows(self) -> QuerySet[AuditEntry]:
+        return access.access_audit(self.actor, self.tenant)
+
+
+class InstallationAudit(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """The whole installation's audit log, newest first. For operators."""
+
+    queryset = AuditEntry.objects.all()
+    serializer_class = shapes.AuditSerializer
+    filterset_class = AuditFilter
+
+    def rows(self) -> QuerySet[AuditEntry]:
+        return access.access_all_audit(self.actor)

@@ -1,0 +1,59 @@
+"""The management API's OpenAPI document, and what drf-spectacular must be told for it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.urls import get_resolver, include, path
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.renderers import OpenApiJsonRenderer
+from drf_spectacular.utils import extend_schema
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from management_api.base import ManagementKeyAuthentication
+
+#: By name: they lead here.
+_URLS = "management_api.urls"
+
+
+class ManagementKeyScheme(OpenApiAuthenticationExtension):
+    """A key with the scope `tenant:admin` or `operator`."""
+
+    target_class = "management_api.base.ManagementKeyAuthentication"
+    name = "key"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        """As a bearer token."""
+        return {"type": "http", "scheme": "bearer"}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The same for everybody: made for the first who asks."""
+    routes = [each for each in get_resolver(_URLS).url_patterns if each.name != "api-document"]
+    generator = SchemaGenerator(patterns=[path("api/", include(routes))])
+    found: dict[str, Any] = generator.get_schema(request=None, public=True)
+    found["info"]["title"] = "Quire: management"
+    if root := settings.FORCE_SCRIPT_NAME:
+        found["servers"] = [{"url": root}]
+    return found
+
+
+class Document(APIView):
+    """All of the management API, for machines."""
+
+    authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
+    permission_classes = (IsAuthenticated,)
+    renderer_classes = (OpenApiJsonRenderer,)
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request) -> Response:
+        """The OpenAPI document."""
+        return Response(document())

@@ -1,0 +1,320 @@
+"""What the management API shows and takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from adapters import actions
+from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
+from adapters.store import most_of_one
+from metering.models import UsageEntry
+from tenants import api_keys as scopes
+from tenants.audit import as_record
+from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, ServiceAccount, User
+
+# -- What the management API shows and takes of adapters.
+
+
+#: What one piece of an upload may have; larger files come in several.
+MAX_PIECE_BYTES = 32 << 20
+
+
+class VersionSerializer(serializers.ModelSerializer):
+    """A version with what its check found."""
+
+    report = serializers.SerializerMethodField()
+    source = serializers.SerializerMethodField()
+    error = serializers.CharField(source="problem", read_only=True)
+
+    class Meta:
+        model = AdapterVersion
+        fields = ("number", "state", "digest", "rank", "num_bytes", "source", "error", "report")
+        fields += ("created_by", "created_at")
+
+    def get_report(self, version: AdapterVersion) -> dict[str, Any]:
+        """The check's own words."""
+        return dict(version.report or {})
+
+    def get_source(self, version: AdapterVersion) -> str:
+        """Where it came from; a path on the server is for operators alone."""
+        hidden = version.source.startswith("/") and not self.context.get("operator")
+        return "the server" if hidden else version.source
+
+
+class AliasSerializer(serializers.ModelSerializer):
+    """A name that clients send, and the versions that answer, by their numbers."""
+
+    version = serializers.IntegerField(source="version.number", default=None, read_only=True)
+    canary = serializers.IntegerField(source="canary.number", default=None, read_only=True)
+    previous = serializers.IntegerField(source="previous.number", default=None, read_only=True)
+    digest = serializers.CharField(source="version.digest", default=None, read_only=True)
+
+    class Meta:
+        model = AdapterAlias
+        fields = ("name", "version", "digest", "canary", "canary_percent", "previous", "changed_at")
+
+
+class AdapterSerializer(serializers.ModelSerializer):
+    """An adapter with its names and versions."""
+
+    model = serializers.CharField(source="served_model.name", read_only=True)
+    tenant = serializers.CharField(source="tenant.slug", default=None, read_only=True)
+    shared = serializers.SerializerMethodField()
+    aliases = AliasSerializer(many=True, read_only=True)
+    versions = VersionSerializer(many=True, read_only=True)
+
+    class Meta:
+        model = Adapter
+        fields = ("id", "name", "model", "tenant", "shared", "description", "pinned", "aliases")
+        fields += ("versions", "created_at")
+
+    def get_shared(self, adapter: Adapter) -> bool:
+        """Whether all who may use the model may use it."""
+        return adapter.tenant_id is None
+
+
+class NewAdapterSerializer(serializers.Serializer):
+    """Where a version comes from: `repository` on the hub, or (for operators) `path`."""
+
+    model = serializers.CharField(max_length=200)
+    name = serializers.CharField(max_length=100)
+    description = serializers.CharField(
+        max_length=300, required=False, default="", allow_blank=True
+    )
+    path = serializers.CharField(max_length=1000, required=False, default="")
+    repository = serializers.CharField(max_length=300, required=False, default="")
+    promote = serializers.BooleanField(required=False, default=False)
+
+
+class PromotionSerializer(serializers.Serializer):
+    """Which version, under which name ("": the adapter's own), for how many of 100 requests."""
+
+    version = serializers.IntegerField(min_value=1)
+    alias = serializers.CharField(max_length=100, required=False, default="", allow_blank=True)
+    percent = serializers.IntegerField(required=False, default=100)
+
+
+class AliasNameSerializer(serializers.Serializer):
+    """ "": the adapter's own name."""
+
+    alias = serializers.CharField(max_length=100, required=False, default="", allow_blank=True)
+
+
+class NewUploadSerializer(serializers.Serializer):
+    """What will come. `files`: name -> bytes."""
+
+    model = serializers.CharField(max_length=200)
+    name = serializers.CharField(max_length=100)
+    description = serializers.CharField(
+        max_length=300, required=False, default="", allow_blank=True
+    )
+    files = serializers.DictField(child=serializers.IntegerField(min_value=1), allow_empty=False)
+    promote = serializers.BooleanField(required=False, default=False)
+
+
+class UploadSerializer(serializers.ModelSerializer):
+    """How much of each file is there."""
+
+    id = serializers.CharField(source="public_id", read_only=True)
+    model = serializers.CharField(source="served_model.name", read_only=True)
+    files = serializers.SerializerMethodField()
+    max_piece_bytes = serializers.SerializerMethodField()
+    max_bytes = serializers.SerializerMethodField()
+
+    class Meta:
+        model = AdapterUpload
+        fields = ("id", "model", "name", "files", "max_piece_bytes", "max_bytes", "created_at")
+
+    def get_files(self, upload: AdapterUpload) -> dict[str, dict[str, int]]:
+        """`{name: {"bytes", "offset"}}`: so many there shall be, so many there are."""
+        there = actions.offsets(upload)
+        return {name: {"bytes": size, "offset": there[name]} for name, size in upload.files.items()}
+
+    def get_max_piece_bytes(self, upload: AdapterUpload) -> int:
+        """Of one request."""
+        return MAX_PIECE_BYTES
+
+    def get_max_bytes(self, upload: AdapterUpload) -> int:
+        """Of one adapter."""
+        return most_of_one()
+
+
+class RequestSerializer(serializers.ModelSerializer):
+    """One request of the ledger's."""
+
+    id = serializers.CharField(source="request_id", read_only=True)
+
+    class Meta:
+        model = UsageEntry
+        fields = ("id", "endpoint", "model", "adapter", "adapter_digest", "status", "finish_reason")
+        fields += ("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "ttft_ms")
+        fields += ("duration_ms", "stream", "api_key_id")
+
+
+ROLES = Role.choices
+
+
+class UserSerializer(serializers.ModelSerializer):
+    """A person."""
+
+    class Meta:
+        model = User
+        fields = ("id", "username", "email", "first_name", "last_name", "is_active", "is_staff")
+        fields += ("is_superuser", "last_login", "date_joined")
+        read_only_fields = ("last_login", "date_joined")
+        # The actions check these, under a lock.
+        extra_kwargs = {"username": {"validators": []}}
+
+
+class NewUserSerializer(serializers.Serializer):
+    """Create a user. Omit `password` for single sign-on or a password reset."""
+
+    username = serializers.CharField(max_length=150)
+    email = serializers.EmailField(required=False, allow_blank=True, default="")
+    password = serializers.CharField(required=False, allow_null=True, write_only=True, default=None)
+    is_staff = serializers.BooleanField(default=False)
+    is_superuser = serializers.BooleanField(default=False)
+
+
+class PasswordSerializer(serializers.Serializer):
+    """Null takes the password away."""
+
+    password = serializers.CharField(allow_null=True, write_only=True)
+
+
+class MemberSerializer(serializers.ModelSerializer):
+    """A person's place in the tenant."""
+
+    username = serializers.CharField(source="user.username", read_only=True)
+    email = serializers.EmailField(source="user.email", read_only=True)
+    is_active = serializers.BooleanField(source="user.is_active", read_only=True)
+
+    class Meta:
+        model = Membership
+        fields = ("id", "username", "email", "is_active", "role", "created_at")
+
+
+class NewMemberSerializer(serializers.Serializer):
+    """Somebody who has an account; others are invited."""
+
+    username = serializers.CharField(max_length=150)
+    role = serializers.ChoiceField(ROLES)
+
+
+class RoleSerializer(serializers.Serializer):
+    """Another role."""
+
+    role = serializers.ChoiceField(ROLES)
+
+
+class InvitationSerializer(serializers.ModelSerializer):
+    """Who was invited; `link` is in the answer that made it, and never again."""
+
+    state = serializers.CharField(read_only=True)
+    created_by = serializers.CharField(source="created_by.username", read_only=True, default=None)
+
+    class Meta:
+        model = Invitation
+        fields = ("id", "email", "role", "state", "created_by", "created_at", "expires_at")
+        read_only_fields = ("created_at", "expires_at")
+
+
+class MadeInvitationSerializer(InvitationSerializer):
+    """With its link."""
+
+    link = serializers.CharField(read_only=True)
+    mailed = serializers.BooleanField(read_only=True)
+
+    class Meta(InvitationSerializer.Meta):
+        fields = (*InvitationSerializer.Meta.fields, "link", "mailed")
+
+
+class ServiceAccountSerializer(serializers.ModelSerializer):
+    """A program of the tenant's."""
+
+    class Meta:
+        model = ServiceAccount
+        fields = ("id", "name", "role", "active", "created_at")
+        read_only_fields = ("created_at",)
+
+
+class NewServiceAccountSerializer(serializers.Serializer):
+    """A new program."""
+
+    name = serializers.CharField(max_length=100)
+    role = serializers.ChoiceField(ROLES, default=Role.MEMBER)
+
+
+class ServiceAccountChangesSerializer(serializers.Serializer):
+    """What is named changes."""
+
+    name = serializers.CharField(max_length=100, required=False)
+    role = serializers.ChoiceField(ROLES, required=False)
+    active = serializers.BooleanField(required=False)
+
+
+class KeySerializer(serializers.ModelSerializer):
+    """An API key by its prefix; its secret is in the answer that made it, and never again."""
+
+    state = serializers.CharField(read_only=True)
+    prefix = serializers.CharField(read_only=True)
+    service_account = serializers.CharField(
+        source="service_account.name", read_only=True, default=None
+    )
+    created_by = serializers.CharField(source="created_by.username", read_only=True, default=None)
+
+    class Meta:
+        model = ApiKey
+        fields = ("id", "prefix", "name", "state", "scopes", "service_account", "created_by")
+        fields += ("requests_per_minute", "tokens_per_minute", "max_running_requests")
+        fields += ("max_context_tokens", "allowed_models", "endpoints", "addresses")
+        fields += ("created_at", "expires_at", "last_used_at")
+
+
+class MadeKeySerializer(KeySerializer):
+    """With its secret."""
+
+    secret = serializers.CharField(read_only=True)
+
+    class Meta(KeySerializer.Meta):
+        fields = (*KeySerializer.Meta.fields, "secret")
+
+
+class NewKeySerializer(serializers.Serializer):
+    """What a new key is for, what it may, and until when."""
+
+    name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(sorted(scopes.ALL)),
+        required=False,
+        default=scopes.default_scopes,
+    )
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+    service_account = serializers.IntegerField(required=False, allow_null=True, default=None)
+    requests_per_minute = serializers.IntegerField(required=False, min_value=0)
+    tokens_per_minute = serializers.IntegerField(required=False, min_value=0)
+    max_running_requests = serializers.IntegerField(required=False, min_value=1)
+    max_context_tokens = serializers.IntegerField(required=False, min_value=1)
+    allowed_models = serializers.ListField(child=serializers.CharField(), required=False)
+    endpoints = serializers.ListField(child=serializers.CharField(), required=False)
+    addresses = serializers.ListField(child=serializers.CharField(), required=False)
+
+
+class RotationSerializer(serializers.Serializer):
+    """How long the old key goes on working."""
+
+    overlap_hours = serializers.IntegerField(min_value=0, max_value=720, default=24)
+
+
+class AuditSerializer(serializers.ModelSerializer):
+    """Who did what to what, from where, with the values before and after."""
+
+    class Meta:
+        model = AuditEntry
+        fields = ("id", "at", "actor_kind", "actor_label", "address", "action", "target_type")
+
+    def to_representation(self, instance: AuditEntry) -> dict[str, Any]:
+        """As the exported files have it."""
+        return as_record(instance)

@@ -1,0 +1,256 @@
+"""Served models in the management API."""
+
+from __future__ import annotations
+
+import redis
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, serializers, status
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from catalog import actions
+from catalog import model_details as look
+from catalog.access import access_catalog
+from catalog.hub import ask_hub
+from catalog.models import Replica, ServedModel
+from common.errors import NotFound, ServiceUnavailable
+from management_api.people import ManagementViewSet
+from tenants.access import access_tenant, require_operator
+from tenants.models import Tenant
+
+COLUMNS = ("num_replicas", "num_spares", "node", "managed", "public", "aliases", "fallbacks")
+COLUMNS += ("idle_minutes",)
+
+
+class ModelSerializer(serializers.ModelSerializer):
+    """A served model; `tenants` are those that may use it where it isn't public."""
+
+    tenants = serializers.SlugRelatedField("slug", many=True, read_only=True)
+
+    class Meta:
+        model = ServedModel
+        fields = ("id", "name", "source", "settings", "desired_state", *COLUMNS, "tenants")
+        fields += ("idle_since", "max_model_len", "created_at", "changed_at")
+        read_only_fields = ("desired_state", "idle_since", "max_model_len", "created_at")
+        read_only_fields += ("changed_at",)
+        extra_kwargs = {
+            "name": {"validators": []},
+            "aliases": {"required": False},
+            "fallbacks": {"required": False},
+        }
+
+
+class ModelChangesSerializer(serializers.ModelSerializer):
+    """What is named changes; replicas start anew where engine settings did."""
+
+    tenants = serializers.ListField(child=serializers.CharField(max_length=63), required=False)
+
+    class Meta:
+        model = ServedModel
+        fields = ("source", "settings", *COLUMNS, "tenants")
+
+
+class SleepSerializer(serializers.Serializer):
+    """How deep: 1 keeps the weights in host memory, 2 reads them anew."""
+
+    level = serializers.ChoiceField((1, 2), default=1)
+
+
+class NeedQuerySerializer(serializers.Serializer):
+    """For how many sequences, of how many tokens each; 0: of the longest context."""
+
+    sequences = serializers.IntegerField(default=1, min_value=1, max_value=look.MOST_SEQUENCES)
+    context = serializers.IntegerField(default=0, min_value=0, max_value=look.MOST_CONTEXT)
+
+
+class DownloadSerializer(serializers.Serializer):
+    """What a load fetches from the hub; `there` of its `nbytes` are in the host's cache already."""
+
+    repository = serializers.CharField()
+    commit = serializers.CharField()
+    files = serializers.IntegerField()
+    nbytes = serializers.IntegerField()
+    there = serializers.IntegerField()
+    room = serializers.IntegerField(help_text="Bytes that are free on the disk.")
+    fits = serializers.BooleanField()
+
+
+class NeedSerializer(serializers.Serializer):
+    """In bytes, estimated from the checkpoint's headers; null where that can't be told."""
+
+    weights = serializers.IntegerField()
+    kv_per_token = serializers.IntegerField(allow_null=True)
+    context = serializers.IntegerField()
+    sequences = serializers.IntegerField()
+    kv = serializers.IntegerField()
+    kv_pool = serializers.IntegerField()
+    full_sequences = serializers.FloatField(allow_null=True)
+    total = serializers.IntegerField()
+    available = serializers.IntegerField()
+    host = serializers.CharField()
+    fits = serializers.BooleanField()
+
+
+class ReplicaSerializer(serializers.Serializer):
+    """A replica as it is now; `phase` while it loads, with bytes where they are counted."""
+
+    id = serializers.CharField()
+    state = serializers.CharField()
+    detail = serializers.CharField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField(allow_null=True)
+    restarts = serializers.IntegerField()
+    last_exit = serializers.CharField()
+    phase = serializers.CharField()
+    bytes_done = serializers.IntegerField()
+    bytes_total = serializers.IntegerField()
+    load_progress = serializers.FloatField()
+
+
+class ReplicaNameSerializer(serializers.Serializer):
+    """Which replica."""
+
+    replica = serializers.CharField(max_length=255)
+
+
+class LogQuerySerializer(ReplicaNameSerializer):
+    """Which replica, and the id of the line to go on behind."""
+
+    after = serializers.CharField(required=False, default="", allow_blank=True, max_length=64)
+
+
+class LogLineSerializer(serializers.Serializer):
+    """One line; `at`: seconds since the epoch."""
+
+    id = serializers.CharField()
+    at = serializers.FloatField()
+    text = serializers.CharField()
+
+
+class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """The catalogue. For operators; others list models at `/v1/models`."""
+
+    queryset = ServedModel.objects.all()
+    serializer_class = ModelSerializer
+    filterset_fields = ("name", "desired_state", "public")
+
+    def rows(self) -> QuerySet[ServedModel]:
+        return access_catalog(self.actor)
+
+    @extend_schema(request=ModelSerializer, responses={201: ModelSerializer})
+    def create(self, request: Request) -> Response:
+        """Load a model under a name: a new one, or one that was unloaded."""
+        require_operator(self.actor)
+        made = actions.load_model(actor=self.actor, **self.read(ModelSerializer))
+        return Response(ModelSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=ModelChangesSerializer(partial=True), responses=ModelSerializer)
+    def partial_update(self, request: Request, pk: str) -> Response:
+        """Change what is named."""
+        row = self.row()
+        given = ModelChangesSerializer(row, data=request.data, partial=True)
+        values = self.checked(given)
+        named = values.pop("tenants", None)
+        saved = actions.update_model(actor=self.actor, model=row, **values)
+        if named is not None:
+            tenants: list[Tenant] = [access_tenant(self.actor, slug) for slug in named]
+            saved = actions.share_model(
+                actor=self.actor, model=saved, tenants=tenants, public=saved.public
+            )
+        return Response(ModelSerializer(saved).data)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Out of the catalogue, once it's unloaded."""
+        actions.delete_model(actor=self.actor, model=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses=ModelSerializer)
+    @action(detail=True, methods=["post"])
+    def load(self, request: Request, pk: str) -> Response:
+        """Have it served again."""
+        saved = actions.load_model(actor=self.actor, name=self.row().name)
+        return Response(ModelSerializer(saved).data)
+
+    @extend_schema(request=None, responses=ModelSerializer)
+    @action(detail=True, methods=["post"])
+    def unload(self, request: Request, pk: str) -> Response:
+        """Let its replicas finish, then end."""
+        saved = actions.unload_model(actor=self.actor, model=self.row())
+        return Response(ModelSerializer(saved).data)
+
+    @extend_schema(request=SleepSerializer, responses=ModelSerializer)
+    @action(detail=True, methods=["post"])
+    def sleep(self, request: Request, pk: str) -> Response:
+        """Give its memory back until it's woken up."""
+        row = self.row()
+        actions.sleep_model(actor=self.actor, model=row, **self.read(SleepSerializer))
+        return Response(ModelSerializer(row).data)
+
+    @extend_schema(request=None, responses=ModelSerializer)
+    @action(detail=True, methods=["post"])
+    def wake(self, request: Request, pk: str) -> Response:
+        """Take its memory again."""
+        row = self.row()
+        actions.wake_model(actor=self.actor, model=row)
+        return Response(ModelSerializer(row).data)
+
+    @extend_schema(request=ReplicaNameSerializer, responses=ReplicaSerializer)
+    @action(detail=True, methods=["post"])
+    def restart(self, request: Request, pk: str) -> Response:
+        """Let one replica finish what it has, and start it anew."""
+        row = self.row()
+        name = self.read(ReplicaNameSerializer)["replica"]
+        replica = Replica.objects.filter(served_model=row, replica_id=name).first()
+        if replica is None:
+            raise NotFound("Replica not found.", param="replica")
+        actions.drain_replica(actor=self.actor, replica=replica)
+        return Response(ReplicaSerializer(look.replica_row(replica, None)).data)
+
+    @extend_schema(responses=ReplicaSerializer(many=True))
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
+    def replicas(self, request: Request, pk: str) -> Response:
+        """Its replicas: states, phases of a load, why they ended."""
+        rows = look.replica_rows(self.row(), look.heartbeats())
+        return Response(ReplicaSerializer(rows, many=True).data)
+
+    @extend_schema(parameters=[NeedQuerySerializer], responses=NeedSerializer)
+    @action(detail=True, methods=["get"])
+    def need(self, request: Request, pk: str) -> Response:
+        """What a replica takes, and whether the gateway's host has it. Of a model of the hub that
+        wasn't downloaded the hub is asked for the headers of its weights.
+        """
+        row = self.row()
+        asked = NeedQuerySerializer(data=request.query_params)
+        asked.is_valid(raise_exception=True)
+        found = look.checkpoint_of(row.source, row.settings)
+        if found is None and look.is_on_hub(row.source):
+            found = ask_hub(row.source, row.settings).checkpoint
+        if found is None:
+            raise NotFound("Memory needs are unknown: the model's files are not on this host.")
+        values = {name: value or "" for name, value in asked.validated_data.items()}
+        return Response(NeedSerializer(look.need(found, row.settings, values)).data)
+
+    @extend_schema(responses=DownloadSerializer)
+    @action(detail=True, methods=["get"])
+    def download(self, request: Request, pk: str) -> Response:
+        """What a load fetches from the hub, and whether the disk of the gateway's host has room."""
+        row = self.row()
+        if not look.is_on_hub(row.source):
+            raise NotFound("It comes from a folder, not from the hub.")
+        return Response(DownloadSerializer(ask_hub(row.source, row.settings)).data)
+
+    @extend_schema(parameters=[LogQuerySerializer], responses=LogLineSerializer(many=True))
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
+    def log(self, request: Request, pk: str) -> Response:
+        """The end of a replica's log, or what came behind a line."""
+        row, asked = self.row(), LogQuerySerializer(data=request.query_params)
+        asked.is_valid(raise_exception=True)
+        given = asked.validated_data
+        try:
+            lines = look.log_of(row, given["replica"], given["after"])
+        except redis.RedisError as error:
+            raise ServiceUnavailable("The log is unavailable: no connection to Redis.") from error
+        return Response(LogLineSerializer(lines, many=True).data)

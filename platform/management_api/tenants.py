@@ -1,0 +1,208 @@
+"""Tenants in the management API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins, serializers, status
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from common.errors import NotFound
+from common.files import download
+from management_api.people import ManagementViewSet, TenantMixin
+from metering import actions
+from metering.budgets import access_deliveries, access_webhooks
+from metering.models import Webhook, WebhookDelivery
+from tenants import access
+from tenants import actions as tenants_actions
+from tenants.models import Tenant, User
+from tenants.tenant_data import export_chunks
+
+# -- A tenant's webhook and its deliveries in the management API.
+
+
+class WebhookSerializer(serializers.ModelSerializer):
+    """Where the tenant is told."""
+
+    class Meta:
+        model = Webhook
+        fields = ("id", "url", "created_at")
+        read_only_fields = ("created_at",)
+
+
+class MadeWebhookSerializer(WebhookSerializer):
+    """With the secret that signs; it's in this answer alone."""
+
+    secret = serializers.CharField(read_only=True)
+
+    class Meta(WebhookSerializer.Meta):
+        fields = (*WebhookSerializer.Meta.fields, "secret")
+
+
+class DeliverySerializer(serializers.ModelSerializer):
+    """One event: what was sent, and how that went."""
+
+    state = serializers.CharField(read_only=True)
+
+    class Meta:
+        model = WebhookDelivery
+        fields = ("id", "event_id", "kind", "url", "body", "state", "attempts", "status", "error")
+        fields += ("created_at", "next_try_at", "delivered_at")
+
+
+class Webhooks(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """None or one. For admins."""
+
+    queryset = Webhook.objects.all()
+    serializer_class = WebhookSerializer
+
+    def rows(self) -> QuerySet[Webhook]:
+        return access_webhooks(self.actor, self.tenant)
+
+    @extend_schema(request=WebhookSerializer, responses={201: MadeWebhookSerializer})
+    def create(self, request: Request, tenant: str) -> Response:
+        """Set it; the one there was gives way."""
+        where, values = self.tenant, self.read(WebhookSerializer)
+        made = actions.set_webhook(actor=self.actor, tenant=where, **values)
+        return Response(MadeWebhookSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, tenant: str, pk: str) -> Response:
+        """Tell nobody any more."""
+        actions.delete_webhook(actor=self.actor, tenant=self.row().tenant)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses={201: DeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, tenant: str, pk: str) -> Response:
+        """Send it an event of the kind `webhook.test`."""
+        made = actions.try_webhook(actor=self.actor, tenant=self.row().tenant)
+        return Response(DeliverySerializer(made).data, status.HTTP_201_CREATED)
+
+
+class Deliveries(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+    """What was sent in the last 30 days, newest first. For admins."""
+
+    queryset = WebhookDelivery.objects.all()
+    serializer_class = DeliverySerializer
+    filterset_fields = ("kind", "event_id")
+
+    def rows(self) -> QuerySet[WebhookDelivery]:
+        return access_deliveries(self.actor, self.tenant)
+
+    @extend_schema(request=None, responses=DeliverySerializer)
+    @action(detail=True, methods=["post"])
+    def again(self, request: Request, tenant: str, pk: str) -> Response:
+        """Try an event that was given up once more."""
+        row: Any = actions.send_again(actor=self.actor, delivery=self.row())
+        return Response(DeliverySerializer(row).data)
+
+
+CHANGEABLE = ("name", *tenants_actions.LIMITS, *tenants_actions.OWN)
+
+
+class TenantSerializer(serializers.ModelSerializer):
+    """A tenant with its limits."""
+
+    class Meta:
+        model = Tenant
+        fields = ("slug", "active", *CHANGEABLE, "created_at", "erase_requested_at")
+        read_only_fields = fields
+
+
+class TenantChangesSerializer(serializers.ModelSerializer):
+    """What is named changes: `name` admins', `keep_...` of content owners', the rest operators'."""
+
+    active = serializers.BooleanField(required=False)
+
+    class Meta:
+        model = Tenant
+        fields = ("active", *CHANGEABLE)
+
+
+class NewTenantSerializer(serializers.ModelSerializer):
+    """`slug` comes from the name when it's left out; `owner` is somebody's user name."""
+
+    slug = serializers.CharField(required=False, allow_blank=True, default="", max_length=63)
+    owner = serializers.CharField(required=False, allow_null=True, default=None, max_length=150)
+
+    class Meta:
+        model = Tenant
+        fields = ("slug", "owner", *CHANGEABLE)
+
+
+class ErasureSerializer(serializers.Serializer):
+    """The tenant's short name once more, so that nobody does it by mistake."""
+
+    confirm = serializers.CharField(max_length=63)
+
+
+class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """The tenants that one belongs to; all of them for operators."""
+
+    queryset = Tenant.objects.all()
+    serializer_class = TenantSerializer
+    filterset_fields = ("active",)
+    lookup_field = "slug"
+    lookup_value_regex = r"[a-z0-9-]{1,63}"
+
+    def rows(self) -> QuerySet[Tenant]:
+        return access.access_tenants(self.actor)
+
+    @extend_schema(request=NewTenantSerializer, responses={201: TenantSerializer})
+    def create(self, request: Request) -> Response:
+        """Add one. For operators."""
+        access.require_operator(self.actor)
+        values = self.read(NewTenantSerializer)
+        named, owner = values.pop("owner"), None
+        if named is not None:
+            owner = User.objects.filter(username=named).first()
+            if owner is None:
+                raise NotFound(f"User {named!r} not found.", param="owner")
+        made = tenants_actions.create_tenant(actor=self.actor, owner=owner, **values)
+        return Response(TenantSerializer(made).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=TenantChangesSerializer(partial=True), responses=TenantSerializer)
+    def partial_update(self, request: Request, slug: str) -> Response:
+        """Change what is named; `active` switches it off and on."""
+        row = self.row()
+        given = TenantChangesSerializer(row, data=request.data, partial=True)
+        values = self.checked(given)
+        active = values.pop("active", None)
+        with transaction.atomic():
+            saved = tenants_actions.update_tenant(actor=self.actor, tenant=row, **values)
+            if active is not None:
+                saved = tenants_actions.set_tenant_active(
+                    actor=self.actor, tenant=saved, active=active
+                )
+        return Response(TenantSerializer(saved).data)
+
+    @extend_schema(request=None, responses={204: None})
+    @action(detail=True, methods=["post"], url_path="new-cache-namespace")
+    def new_cache_namespace(self, request: Request, slug: str) -> Response:
+        """What it cached is never hit again. For owners."""
+        tenants_actions.rotate_cache_salt(actor=self.actor, tenant=self.row())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @extend_schema(request=None, responses={(200, "application/zip"): OpenApiTypes.BINARY})
+    @action(detail=True, methods=["post"])
+    def export(self, request: Request, slug: str) -> HttpResponseBase:
+        """All that is kept of it, as a ZIP archive. For owners in person, and operators."""
+        row = self.row()
+        tenants_actions.begin_export(actor=self.actor, tenant=row)
+        return download(request._request, export_chunks(row), f"{row.slug}.zip", "application/zip")
+
+    @extend_schema(request=ErasureSerializer, responses={202: TenantSerializer})
+    @action(detail=True, methods=["post"])
+    def erase(self, request: Request, slug: str) -> Response:
+        """Switch it off and remove all that is kept of it. For owners in person, and operators."""
+        values = self.read(ErasureSerializer)
+        gone = tenants_actions.erase_tenant(actor=self.actor, tenant=self.row(), **values)
+        return Response(TenantSerializer(gone).data, status.HTTP_202_ACCEPTED)

@@ -1,0 +1,338 @@
+"""Filling a budget's counters from the ledger: for a new period, or when Redis lost them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import redis
+from django.db import DatabaseError, InterfaceError, connections, router, transaction
+from django.db.models import Q, QuerySet, Sum
+
+from common.errors import NotFound, ServiceUnavailable
+from metering.models import Budget, Price, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
+from metering.money import Rates
+from metering.open_requests import (
+    GATEWAY,
+    HELD_TTL_S,
+    OpenRequest,
+    gateways_key,
+    open_key,
+    reservation_key,
+)
+from metering.redis_scripts import key, source, sync_client
+from metering.rules import Limit, families_of, limit_of, moment_of, names_of
+from metering.usage_record import UsageRecord, decode_record
+from tenants.access import access_role
+from tenants.actors import Actor, as_actor, require_role
+from tenants.models import Role, Tenant, User
+
+#: A counter stays so long beyond its period: for requests that end late and clocks that go wrong.
+KEEP_AFTER = timedelta(days=2)
+MAX_TRIES = 100
+#: Ids of one query: a spool that waits for a database holds a million records.
+PART = 1000
+
+
+def seed(limit: Limit) -> None:
+    """Make sure that the counters are there. May block.
+
+    They begin as what ledger and spool say of the period, and as what requests hold that run: these
+    were let in before the budget was set, or before the tenant's time zone moved its period. When a
+    request was settled meanwhile, which may or may not be in what was read, all is read again.
+
+    Raises: `ServiceUnavailable` without the database; RedisError.
+    """
+    client = sync_client()
+    try:
+        for _ in range(MAX_TRIES):
+            last_id, waiting = _spooled(client)
+            tokens, nanos = spent(limit, waiting)
+            forget_at = int((moment_of(limit.end) + KEEP_AFTER).timestamp())
+            running = msgspec.json.encode(_running(client, limit))
+            values = [last_id, tokens, nanos, uuid.uuid4().hex, forget_at, KEEP_AFTER.days * 86400]
+            values += [running, HELD_TTL_S, limit.zone]
+            names = [limit.redis_key, key("usage"), key(f"counters:{limit.budget_id}")]
+            text, _ = source("seed")
+            if client.eval(text, len(names), *names, *values):
+                return
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
+    finally:
+        client.close()
+    raise ServiceUnavailable("Budget counters are being rebuilt. Try again in a moment.")
+
+
+def spent(limit: Limit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
+    """Tokens and nanos of the period in the ledger and in records that wait for it."""
+    start, end = moment_of(limit.start), moment_of(limit.end)
+    using = router.db_for_read(UsageEntry)
+    tokens = nanos = 0
+    with transaction.atomic(using):
+        if connections[using].vendor == "postgresql":
+            with connections[using].cursor() as cursor:  # one picture of the ledger for all of it
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        for sums in _sums(limit, start, end):
+            tokens += (sums["prompt"] or 0) + (sums["completion"] or 0)
+            nanos += sums["cost"] or 0
+        ours = [record for record in waiting.values() if _counts(record, limit, start, end)]
+        written: set[str] = set()
+        for at in range(0, len(ours), PART):
+            ids = [record.request_id for record in ours[at : at + PART]]
+            rows = UsageEntry.objects.filter(request_id__in=ids)
+            written.update(rows.values_list("request_id", flat=True))
+    for record in ours:
+        if record.request_id not in written:
+            tokens += record.total_tokens
+            nanos += record.cost_nanos
+    return tokens, nanos
+
+
+def _counts(
+    request: UsageRecord | OpenRequest, limit: Limit, start: datetime, end: datetime
+) -> bool:
+    """Whether a request is of the budget and of its period."""
+    at = request.started_at
+    moment = at if isinstance(at, datetime) else moment_of(at)
+    return (
+        request.tenant_id == limit.tenant_id
+        and limit.counts(request.key_id, names_of(request.model, request.adapter))
+        and start <= moment < end
+    )
+
+
+def _running(client: redis.Redis, limit: Limit) -> list[list[Any]]:
+    """As `seed.lua` has them: the gateway's open requests, the request's id and reservation, its
+    prompt's tokens and the most that it may generate, picos of a prompt's and of an output token.
+    """
+    start, end = moment_of(limit.start), moment_of(limit.end)
+    found: list[list[Any]] = []
+    for gateway in {GATEWAY.encode(), *client.zrange(gateways_key(), 0, -1)}:
+        name = open_key(gateway.decode())
+        for data in client.hvals(name):
+            try:
+                request = OpenRequest.decode(data)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                continue  # the keeper says so
+            if _counts(request, limit, start, end):
+                rates, prompt = Rates(*request.rates), sum(request.prompts)
+                where = [name, request.request_id, reservation_key(request.request_id)]
+                found.append([*where, prompt, request.most, rates.prompt, rates.output])
+    return found
+
+
+def _of_model(name: str) -> Q:
+    """Rows of the ledger, or of its sums, that `names_of` calls so."""
+    base, _, adapter = name.rpartition(":")
+    return Q(model=name) | Q(adapter=name) | Q(model=base, adapter=adapter)
+
+
+def _sums(limit: Limit, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """Whole days and hours from the roll-ups, what sticks out at both ends from the ledger."""
+    first_hour, last_hour = _up(start, timedelta(hours=1)), _down(end, timedelta(hours=1))
+    first_day, last_day = _up(start, timedelta(days=1)), _down(end, timedelta(days=1))
+    of = Q(tenant_id=limit.tenant_id)
+    if limit.model:
+        of &= _of_model(limit.model)
+    by_key = Q(key_id__in=limit.key_ids) if limit.key_ids else Q()
+    amounts = {
+        "prompt": Sum("prompt_tokens"),
+        "completion": Sum("completion_tokens"),
+        "cost": Sum("cost_nanos"),
+    }
+    parts: list[Any] = []
+    if first_day < last_day:
+        parts.append(UsageDay.objects.filter(by_key, start__gte=first_day, start__lt=last_day))
+        hours = ((first_hour, first_day), (last_day, last_hour))
+    else:
+        hours = ((first_hour, last_hour),) if first_hour < last_hour else ()
+    for begin, until in hours:
+        parts.append(UsageHour.objects.filter(by_key, start__gte=begin, start__lt=until))
+    edges = ((start, first_hour), (last_hour, end)) if hours else ((start, end),)
+    by_key = Q(api_key_id__in=limit.key_ids) if limit.key_ids else Q()
+    for begin, until in edges:
+        if begin < until:
+            parts.append(
+                UsageEntry.objects.filter(by_key, started_at__gte=begin, started_at__lt=until)
+            )
+    return [part.filter(of).order_by().aggregate(**amounts) for part in parts]
+
+
+def _down(moment: datetime, step: timedelta) -> datetime:
+    seconds = int(moment.timestamp())
+    return moment_of(seconds - seconds % int(step.total_seconds()))
+
+
+def _up(moment: datetime, step: timedelta) -> datetime:
+    down = _down(moment, step)
+    return down if down == moment else down + step
+
+
+def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
+    """The spool's last id, and what waits in it."""
+    name = key("usage")
+    try:
+        info: Any = client.xinfo_stream(name)
+    except redis.ResponseError:  # nothing was ever settled
+        return "0-0", {}
+    last_id = info["last-generated-id"]
+    last_id = last_id.decode() if isinstance(last_id, bytes) else last_id
+    found: dict[str, UsageRecord] = {}
+    after = "-"
+    while entries := client.xrange(name, min=after, max=last_id, count=1000):
+        for entry_id, fields in entries:
+            after = f"({entry_id.decode()}"
+            try:
+                record = decode_record(fields[b"r"])
+            except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
+                continue  # the drainer sets it apart
+            found.setdefault(record.request_id, record)
+    return last_id, found
+
+
+# -- Reading budgets: what they allow and what is spent.
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """A budget now.
+
+    `tokens`, `nanos`: spent in this period; `held_*`: reserved by requests that run. `start`,
+    `end`: the period.
+    """
+
+    budget: Budget
+    start: datetime
+    end: datetime
+    tokens: int
+    nanos: int
+    held_tokens: int
+    held_nanos: int
+
+    @property
+    def percent(self) -> float:
+        """How much is spent, of tokens or of money, whichever is more."""
+        parts = [0.0]
+        if self.budget.tokens is not None:
+            parts.append(self.tokens / self.budget.tokens if self.budget.tokens else 1.0)
+        if self.budget.amount is not None:
+            most = float(self.budget.amount)
+            parts.append(self.nanos / 1e9 / most if most else 1.0)
+        return 100 * max(parts)
+
+
+def access_budgets(user: Actor | User, tenant: Tenant) -> QuerySet[Budget]:
+    """All budgets of a tenant for its admins; for other members the tenant's and their own keys'.
+
+    Raises `NotFound` for a stranger.
+    """
+    role = access_role(user, tenant)
+    found = Budget.objects.filter(tenant=tenant).select_related("tenant", "api_key")
+    if role.rank >= Role.ADMIN.rank:
+        return found
+    own = found.filter(api_key=None)
+    person = as_actor(user).user
+    return own if person is None else own | found.filter(api_key__created_by=person)
+
+
+def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
+    """Raises `NotFound`."""
+    budget = access_budgets(user, tenant).filter(pk=pk).first()
+    if budget is None:
+        raise NotFound("Budget not found.")
+    return budget
+
+
+def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
+    """Where the tenant is told (none or one), for its admins.
+
+    Raises `NotFound`, `PermissionDenied`.
+    """
+    require_role(as_actor(user), tenant, Role.ADMIN)
+    return Webhook.objects.filter(tenant=tenant).select_related("tenant")
+
+
+def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
+    """What its webhook was told, newest first, for admins. Raises as `access_webhooks`."""
+    require_role(as_actor(user), tenant, Role.ADMIN)
+    return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
+
+
+def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDelivery:
+    """Raises `NotFound`, `PermissionDenied`."""
+    found = access_deliveries(user, tenant).filter(pk=pk).first()
+    if found is None:
+        raise NotFound("Delivery not found.")
+    return found
+
+
+def access_prices() -> QuerySet[Price]:
+    """All prices with their history, of all models and tenants: for operators and for billing."""
+    return Price.objects.all()
+
+
+def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
+    """How budgets stand, of one tenant or of many, read together. May block.
+
+    What Redis doesn't know the ledger tells, for one budget at a time. Raises
+    `ServiceUnavailable` without the database.
+    """
+    if not budgets:
+        return []
+    moment = moment or datetime.now(UTC)
+    try:
+        limits = _limits(budgets, moment)
+        return [
+            _state(budget, limit, found)
+            for budget, limit, found in zip(budgets, limits, _counters(limits), strict=True)
+        ]
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
+
+
+def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:
+    keys = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
+    families = families_of(keys)
+    tenants = Tenant.objects.filter(pk__in={budget.tenant_id for budget in budgets})
+    zones = dict(tenants.values_list("pk", "time_zone"))
+    return [
+        limit_of(
+            budget,
+            () if budget.api_key_id is None else families[budget.api_key_id],
+            zones.get(budget.tenant_id) or "UTC",
+            moment,
+        )
+        for budget in budgets
+    ]
+
+
+def _counters(limits: Sequence[Limit]) -> list[list[int]]:
+    """Of each: tokens and nanos spent, and held; [] where Redis doesn't know."""
+    names = ("tokens", "nanos", "held_tokens", "held_nanos")
+    client = sync_client()
+    try:
+        with client.pipeline(transaction=False) as asked:
+            for limit in limits:
+                asked.hmget(limit.redis_key, names)
+            replies = asked.execute()
+    except redis.RedisError:
+        return [[] for _ in limits]
+    finally:
+        client.close()
+    return [
+        [] if values[0] is None else [0 if value is None else int(value) for value in values]
+        for values in replies
+    ]
+
+
+def _state(budget: Budget, limit: Limit, found: list[int]) -> BudgetState:
+    return BudgetState(
+        budget,
+        datetime.fromtimestamp(limit.start, UTC),
+        datetime.fromtimestamp(limit.end, UTC),
+        *(max(0, value) for value in found or [*spent(limit, {}), 0, 0]),
+    )

@@ -1,0 +1,185 @@
+"""A thread in every process that lets requests in: it says so, and settles what dead ones left.
+
+Counters of budgets and of running requests must not keep what a killed gateway had reserved. Its
+requests are billed with the tokens that the engine had written for it: those that it had read are
+in `progress`, the others still wait in its outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import msgspec
+import redis
+from django.conf import settings
+
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from metering.open_requests import GATEWAY, OpenRequest, answered_key, gateways_key, open_key
+from metering.redis_scripts import key, source, sync_client
+from metering.request_log import RequestNote
+from metering.request_log_writer import keep_request
+from metering.settlement import (
+    Account,
+    put_back_unsettled,
+    settle_arguments,
+    settle_keys,
+    since_key,
+    take_unsettled,
+)
+from metering.usage_record import UsageRecord, encode_record
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+#: Silence that means death. The outbox of a dead gateway lives longer.
+DEAD_AFTER_S = 10.0
+LOCK_S = 60
+#: What the records of a dead gateway's requests say.
+_LOST = {"code": "gateway_lost", "message": "The gateway that served it ended."}
+
+
+class Keeper(threading.Thread):
+    """Beats until the process ends."""
+
+    def __init__(self) -> None:
+        super().__init__(name="quire-keeper", daemon=True)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End after the beat at hand."""
+        self._stopping.set()
+        self.join(10.0)
+
+    def run(self) -> None:
+        client = sync_client()
+        while not self._stopping.is_set():
+            try:
+                beat(client)
+            except (redis.RedisError, OSError) as error:
+                logger.debug("gateway heartbeat failed: %s", error)
+            except Exception:
+                logger.exception("settling the open requests of a dead gateway failed")
+            self._stopping.wait(BEAT_S)
+        client.close()
+
+
+def beat(client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD_AFTER_S) -> None:
+    """Say that `gateway` is alive; settle what Redis missed, and what dead gateways had open."""
+    text, _ = source("beat")
+    dead: list[bytes] = client.eval(text, 1, gateways_key(), gateway, dead_after_s)
+    client.set(since_key(), int(time.time()), nx=True)
+    late = take_unsettled()
+    while late:
+        try:
+            record, account = late[-1]
+            _settle(client, record, gateway, account)
+        except redis.RedisError:
+            put_back_unsettled(late)
+            raise
+        late.pop()
+    for name in dead:
+        bury(client, name.decode())
+
+
+def bury(client: redis.Redis, gateway: str) -> int:
+    """Settle all that a dead gateway had open, unless another does; how many that were."""
+    if not client.set(key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
+        return 0
+    left: dict[bytes, bytes] = client.hgetall(open_key(gateway))
+    counts: dict[str, dict[str, int]] = {}
+    for data in left.values():
+        try:
+            request = OpenRequest.decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            logger.error("an open request of %s can't be read: %s", gateway, error)
+            continue
+        if request.outbox not in counts:
+            counts[request.outbox] = outputs_of(client, request.outbox)
+        left_it = _has_left(client, request)
+        record = request.record(counts[request.outbox], time.time(), left=left_it)
+        prompt, output = request.billed
+        account = Account(
+            request.names(), request.outputs, billed_prompt=prompt, billed_output=output
+        )
+        _settle(client, record, gateway, account)
+        keep_request(record, RequestNote(header_id=request.header_id, **_LOST))
+        _tell_billed(client, request, record)
+    client.delete(open_key(gateway))
+    client.zrem(gateways_key(), gateway)
+    if left:
+        logger.warning("gateway %s died: settled %d open requests", gateway, len(left))
+    return len(left)
+
+
+def _has_left(client: redis.Redis, request: OpenRequest) -> bool:
+    """Whether its client may have anything of its answer, or can have it: then it's billed."""
+    if not request.stream:
+        return bool(client.exists(answered_key(request.request_id)))
+    if request.stream_id or request.known:  # its client was at another gateway before
+        return True
+    name = redis_keys.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
+    is_kept, told = client.hmget(name, "open", "told")
+    return is_kept is None or told is not None
+
+
+def _tell_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
+    """Whoever goes on with the stream, if anybody does, bills what comes then."""
+    name = redis_keys.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
+    if client.exists(name):
+        prompt, output = request.billed
+        counts = {
+            "prompt": prompt + record.prompt_tokens,
+            "billed": output + record.completion_tokens,
+        }
+        client.hset(name, mapping=counts)
+
+
+def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
+    """Tokens by "engine request/output": those read and those that wait."""
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    read: dict[bytes, bytes] = client.hgetall(redis_keys.progress_key(outbox, prefix))
+    outputs = {name.decode(): int(count) for name, count in read.items()}
+    for _, fields in client.xrange(redis_keys.outbox_key(outbox, prefix)):
+        try:
+            batch = protocol.decode_outbox(fields[protocol.FIELD])
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
+            continue
+        for delta in batch.deltas:
+            name = redis_keys.output_field(redis_keys.first_attempt(delta.request_id), delta.index)
+            outputs[name] = max(outputs.get(name, 0), delta.start + len(delta.token_ids))
+    return outputs
+
+
+def _settle(
+    client: redis.Redis, record: UsageRecord, gateway: str, account: Account | None
+) -> None:
+    names = settle_keys(record.request_id, gateway)
+    text, _ = source("settle")
+    arguments = settle_arguments(record, encode_record(record), {}, gateway, account)
+    client.eval(text, len(names), *names, *arguments)
+
+
+_keeper: Keeper | None = None
+_starting = threading.Lock()
+
+
+def start_keeper() -> None:
+    """Start this process's keeper, unless it runs."""
+    global _keeper
+    if _keeper is not None and _keeper.is_alive():
+        return
+    with _starting:
+        if _keeper is None or not _keeper.is_alive():
+            _keeper = Keeper()
+            _keeper.start()
+
+
+def stop_keeper() -> None:
+    """Stop this process's keeper."""
+    global _keeper
+    if _keeper is not None:
+        _keeper.stop()
+        _keeper = None

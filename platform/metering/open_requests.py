@@ -1,0 +1,126 @@
+"""Which processes let requests in, and what each has open: what is left when one is killed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+import msgspec
+
+from metering.money import Rates
+from metering.redis_scripts import key
+from metering.usage_record import UsageRecord
+
+#: A reservation of a budget holds until it's settled, by its gateway or by another when that died.
+HELD_TTL_S = 7 * 86400
+#: A gateway that dies is missed within seconds.
+ANSWERED_S = 600
+#: This process, as the others know it.
+GATEWAY = uuid.uuid4().hex
+
+
+def open_key(gateway: str) -> str:
+    """Requests of a gateway that hold something: id -> `OpenRequest`."""
+    return key(f"open:{gateway}")
+
+
+def gateways_key() -> str:
+    """Gateways by their last beat."""
+    return key("gateways")
+
+
+def reservation_key(request_id: str) -> str:
+    """Where Redis keeps what a running request has reserved."""
+    return key(f"reservation:{request_id}")
+
+
+def answered_key(request_id: str) -> str:
+    """There when a request's answer in one piece is kept for its client, who may ask again."""
+    return key(f"answered:{request_id}")
+
+
+class OpenRequest(msgspec.Struct, kw_only=True):
+    """What another gateway needs to bill a request whose own was killed.
+
+    Attributes:
+        prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
+        outbox: whose outbox tells what ran. header_id: its `x-request-id`.
+        stream_id: whose rest it is, "" for a whole request: the engine knows it by that id.
+        billed: prompt and output tokens of the stream that were settled before.
+        known: "engine's id/output" -> tokens that there were when this gateway took it over.
+        most: output tokens that it may have at most.
+        The rest is as in `UsageRecord`.
+    """
+
+    request_id: str
+    tenant_id: int
+    key_id: int | None
+    user_id: int | None
+    endpoint: str
+    model: str
+    prompts: list[int]
+    started_at: float
+    stream: bool
+    rates: tuple[int, int, int]
+    outbox: str
+    adapter: str = ""
+    adapter_digest: str = ""
+    outputs: int = 1
+    header_id: str = ""
+    stream_id: str = ""
+    billed: tuple[int, int] = (0, 0)
+    known: dict[str, int] = {}
+    most: int = 0
+
+    def encode(self) -> bytes:
+        """MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> OpenRequest:
+        """Raises msgspec.DecodeError or ValidationError for what is none."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+    @property
+    def whole_id(self) -> str:
+        """Of the request that it is, or is the rest of."""
+        return self.stream_id or self.request_id
+
+    def names(self) -> list[str]:
+        """The engine's ids of its prompts."""
+        if len(self.prompts) == 1:
+            return [self.whole_id]
+        return [f"{self.whole_id}-{number}" for number in range(len(self.prompts))]
+
+    def record(self, counts: Mapping[str, int], now: float, *, left: bool) -> UsageRecord:
+        """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
+
+        `left`: whether anything of its answer may have left its gateway. Else nothing of it is
+        billed, and who asks again pays once.
+        """
+        prompt = completion = 0
+        for tokens, name in zip(self.prompts, self.names(), strict=True):
+            fields = [f"{name}/{index}" for index in range(self.outputs)]
+            ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
+            if left and max(ran) >= 0:
+                prompt += tokens
+                completion += sum(max(0, count) for count in ran)
+        completion = max(0, completion - self.billed[1])
+        return UsageRecord(
+            request_id=self.request_id,
+            tenant_id=self.tenant_id,
+            key_id=self.key_id,
+            user_id=self.user_id,
+            endpoint=self.endpoint,
+            model=self.model,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cost_nanos=Rates(*self.rates).cost_nanos(prompt, 0, completion),
+            finish_reason="abort",
+            status=499,
+            started_at=self.started_at,
+            duration_ms=max(0.0, now - self.started_at) * 1000,
+            stream=self.stream,
+            adapter=self.adapter,
+            adapter_digest=self.adapter_digest,
+        )

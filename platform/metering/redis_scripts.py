@@ -1,0 +1,74 @@
+"""Redis connections of this app: a pipelined link an event loop, and plain clients for threads."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.conf import settings
+from redis.exceptions import NoScriptError
+
+from engine.system import redis_client as redis_clients
+from engine.system.redis_client import RedisLink
+
+
+class _Current(threading.local):
+    """This thread's loop and its link."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    url: str = ""
+    link: RedisLink | None = None
+
+
+_current = _Current()
+
+
+def redis_link() -> RedisLink:
+    """The running loop's link. It connects when needed and stays connected."""
+    loop = asyncio.get_running_loop()
+    if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
+        _current.link = RedisLink(settings.REDIS_URL, timeout_s=redis_clients.TIMEOUT_S)
+        _current.loop, _current.url = loop, settings.REDIS_URL
+    return _current.link
+
+
+async def close_redis_link() -> None:
+    """Close this loop's link."""
+    if _current.link is not None and _current.loop is asyncio.get_running_loop():
+        await _current.link.close()
+        _current.link = None
+
+
+def sync_client(*, block_s: float = 0.0) -> redis.Redis:
+    """A client for a thread of its own, which closes it. `block_s`: its longest blocking read."""
+    return redis_clients.sync_client(settings.REDIS_URL, block_s=block_s)
+
+
+def key(name: str) -> str:
+    """A key under the installation's prefix."""
+    return f"{settings.QUIRE['KEY_PREFIX']}:{name}"
+
+
+# -- The Lua scripts, by name.
+
+
+@cache
+def source(name: str) -> tuple[str, str]:
+    """A script's text and its sha1, under which Redis keeps it."""
+    text = (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+async def run_script(
+    link: RedisLink, name: str, keys: Sequence[str], arguments: Sequence[Any]
+) -> Any:
+    """Run by sha1, which is short; a server that was restarted gets the text again."""
+    text, digest = source(name)
+    try:
+        return await link.execute("EVALSHA", digest, len(keys), *keys, *arguments)
+    except NoScriptError:
+        return await link.execute("EVAL", text, len(keys), *keys, *arguments)

@@ -1,0 +1,318 @@
+"""Rows of requests into the database, many in one statement; one that is there stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+from django.db import connections, router, transaction
+from django.db.models import Model, Q, QuerySet
+from django.db.models.constants import OnConflict
+
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from metering.models import RequestContent, RequestEntry
+from metering.usage_record import UsageRecord, plain_text
+from tenants.access import access_role, access_tenants
+from tenants.actors import Actor, as_actor
+from tenants.models import Role, Tenant, User
+
+# -- Reading what became of requests.
+
+
+Reader = Actor | User
+#: How the ids of refused requests begin.
+REFUSED = "refused-"
+#: Classes of statuses, as people write them.
+_CLASSES = {"2xx": (200, 300), "4xx": (400, 500), "5xx": (500, 600)}
+
+
+def access_requests(user: Reader, tenant: Tenant | None = None) -> QuerySet[RequestEntry]:
+    """Of one tenant, for its members; without one of all that the user belongs to, and of all
+    tenants for an operator. Newest first. Raises `NotFound` for a stranger.
+    """
+    rows = RequestEntry.objects.select_related("tenant", "api_key", "user")
+    if tenant is not None:
+        access_role(user, tenant)
+        return rows.filter(tenant=tenant)
+    if as_actor(user).is_operator:
+        return rows
+    return rows.filter(tenant__in=access_tenants(user))
+
+
+def of_status(rows: QuerySet[RequestEntry], status: str) -> QuerySet[RequestEntry]:
+    """Those with a status: a number, "2xx", "4xx", "5xx" or "refused". Raises `InvalidRequest`."""
+    if status == "refused":
+        return rows.filter(request_id__startswith=REFUSED)
+    if status in _CLASSES:
+        first, last = _CLASSES[status]
+        return rows.filter(status__gte=first, status__lt=last)
+    if not status.isascii() or not status.isdigit() or len(status) > 3:
+        raise InvalidRequest(
+            f"status must be a number, 2xx, 4xx, 5xx or refused; got {status[:20]!r}.",
+            param="status",
+        )
+    return rows.filter(status=int(status))
+
+
+def access_request_entry(user: Reader, name: str) -> RequestEntry:
+    """The newest request that goes by this id and is the user's to see. Raises `NotFound`."""
+    found = access_requests(user).filter(called(name)).first()
+    if found is None:
+        raise NotFound("Request not found.", param="id")
+    return found
+
+
+def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
+    """What was asked and answered, if it was kept: for admins, owners and whoever asked."""
+    role, own = access_role(user, entry.tenant), as_actor(user).user
+    asked = own is not None and entry.user_id == own.pk
+    if role.rank < Role.ADMIN.rank and not asked:
+        return None
+    return RequestContent.objects.filter(
+        request_id=entry.request_id, tenant_id=entry.tenant_id
+    ).first()
+
+
+def called(name: str) -> Q:
+    """Whatever a client has seen; of an attempt's or a prompt's id in the engine the request's."""
+    name = name.strip()[:200]
+    plain = name.partition("~")[0]
+    return Q(request_id=plain) | Q(header_id=name) | Q(answer_id=plain)
+
+
+# -- What is known of a request beside its usage: its ids, its way through gateway and engine.
+
+
+#: Of one request: outputs, hops and points in time that are kept.
+MOST_OUTPUTS, MOST_HOPS, MOST_POINTS = 8, 20, 64
+#: Characters of a refusal's reason.
+MOST_REASON = 500
+
+
+class OutputNote(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One output's way through the engine; see `engine.contract.messages.FlightRecord`.
+
+    Times are milliseconds; `chunks` and `preempted_at` count from the request's arrival at the
+    replica. `chunks`: [when, tokens]. `drafted`: tokens of a step with drafts, on average.
+    """
+
+    number: int = 0
+    index: int = 0
+    tokens: int = 0
+    reason: str = ""
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    num_chunks: int = 0
+    chunks: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    cached: int = 0
+    cold: str = ""
+    preemptions: int = 0
+    preempted_at: list[int] = msgspec.field(default_factory=list)
+    steps: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    drafted: float = 0.0
+    ahead: int = 0
+    ahead_own: int = 0
+    behind: list[str] = msgspec.field(default_factory=list)
+
+
+class Hop(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """It was given to a replica, or taken away from it for a reason. `at_ms`: since it came."""
+
+    at_ms: float
+    replica: str
+    reason: str = ""
+
+
+class RequestNote(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is kept of a request beside `UsageRecord`.
+
+    Attributes:
+        header_id: its `x-request-id`, the client's own or ours. answer_id: what the answer is
+            called, where that's another id than the ledger's.
+        code, message: what it was refused or failed with.
+        replica: that had it last. rates: picos a token of prompt, cached and output.
+        limits: what the limits had left when it was let in.
+        tokens: [milliseconds since it came, output tokens so far], over all outputs.
+        asked: of its sampling what is no default.
+    """
+
+    header_id: str = ""
+    answer_id: str = ""
+    code: str = ""
+    message: str = ""
+    replica: str = ""
+    numerics_changed: bool = False
+    rates: tuple[int, int, int] = (0, 0, 0)
+    limits: dict[str, int] = msgspec.field(default_factory=dict)
+    asked: dict[str, Any] = msgspec.field(default_factory=dict)
+    admitted_ms: float = 0.0
+    hops: list[Hop] = msgspec.field(default_factory=list)
+    outputs: list[OutputNote] = msgspec.field(default_factory=list)
+    tokens: list[tuple[int, int]] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.header_id = plain_text(self.header_id, 200)
+        self.answer_id = plain_text(self.answer_id, 200)
+        self.message = plain_text(self.message, MOST_REASON)
+
+    @property
+    def first(self) -> OutputNote:
+        """The first output's way."""
+        return self.outputs[0] if self.outputs else OutputNote()
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(RequestNote)
+
+
+def note_text(note: RequestNote) -> str:
+    """As the database keeps it."""
+    return _encode(note).decode()
+
+
+def read_note(text: str) -> RequestNote:
+    """What `note_text` made; an empty one of what was kept without a note."""
+    return _decoder.decode(text) if text else RequestNote()
+
+
+# -- A request's record as its page and the API tell it.
+
+
+def story_of(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
+    """Everything but the columns. Of what others had running only an operator sees how much."""
+    note = read_note(entry.detail)
+    content = access_content(reader, entry)
+    operator = as_actor(reader).is_operator
+    return {
+        "message": note.message,
+        "numerics_changed": note.numerics_changed,
+        "admitted_ms": note.admitted_ms,
+        "limits": note.limits,
+        "sampling": note.asked,
+        "price": _price(note),
+        "hops": msgspec.to_builtins(note.hops),
+        "outputs": [_output(each, operator=operator) for each in note.outputs],
+        "tokens_over_time": note.tokens,
+        "content": None
+        if content is None
+        else {"prompt": content.prompt, "answer": content.answer},
+    }
+
+
+def _price(note: RequestNote) -> dict[str, str]:
+    """Of a million tokens, in the currency."""
+    names = ("input", "cached", "output")
+    return {
+        name: f"{picos / 10**6:.6f}".rstrip("0").rstrip(".")
+        for name, picos in zip(names, note.rates, strict=True)
+    }
+
+
+def _output(note: OutputNote, *, operator: bool) -> dict[str, Any]:
+    shown = {name: getattr(note, name) for name in note.__struct_fields__}
+    own, everybody = shown.pop("ahead_own"), shown.pop("ahead")
+    shown["ahead"] = {"own": own, "others": everybody > own}
+    if operator:
+        shown["ahead"]["num_others"] = everybody - own
+    return shown
+
+
+#: Values of one statement that any SQLite takes.
+VALUES = 900
+_ENTRY = (
+    *("request_id", "header_id", "answer_id", "tenant", "api_key", "user", "endpoint", "model"),
+    *("adapter", "adapter_digest", "status", "code", "times", "finish_reason", "stream"),
+    *("started_at", "duration_ms", "ttft_ms", "queue_ms", "prompt_tokens", "cached_tokens"),
+    *("completion_tokens", "cost_nanos", "replica", "detail"),
+)
+_CONTENT = ("request_id", "tenant", "prompt", "answer", "at")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request with what it used. `times`: as in `RequestEntry`."""
+
+    record: UsageRecord
+    note: RequestNote
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What was asked and answered."""
+
+    request_id: str
+    tenant_id: int
+    prompt: str
+    answer: str
+    at: datetime
+
+
+def insert(items: Sequence[Served | Content]) -> None:
+    """Write them in one transaction. Raises DatabaseError."""
+    entries = [_entry(item) for item in items if isinstance(item, Served)]
+    contents = [_content(item) for item in items if isinstance(item, Content)]
+    with transaction.atomic(router.db_for_write(RequestEntry)):
+        _insert(RequestEntry, _ENTRY, entries)
+        _insert(RequestContent, _CONTENT, contents)
+
+
+def _entry(item: Served) -> tuple[Any, ...]:
+    record, note = item.record, item.note
+    return (
+        record.request_id,
+        note.header_id,
+        note.answer_id,
+        record.tenant_id,
+        record.key_id,
+        record.user_id,
+        record.endpoint,
+        record.model,
+        record.adapter,
+        record.adapter_digest,
+        record.status,
+        note.code[:60],
+        item.times,
+        record.finish_reason or "",
+        record.stream,
+        cast(datetime, record.started_at),
+        record.duration_ms,
+        record.ttft_ms,
+        note.first.queue_ms,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.completion_tokens,
+        record.cost_nanos,
+        note.replica[:200],
+        note_text(note),
+    )
+
+
+def _content(item: Content) -> tuple[Any, ...]:
+    return item.request_id, item.tenant_id, item.prompt, item.answer, item.at
+
+
+def _insert(model: type[Model], names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """`INSERT` that passes over what is there; `bulk_create` takes ten times as long."""
+    connection = connections[router.db_for_write(model)]
+    ops, meta = connection.ops, model._meta
+    columns = ", ".join(ops.quote_name(str(meta.get_field(name).column)) for name in names)
+    row = f"({', '.join(['%s'] * len(names))})"
+    insert = f"{ops.insert_statement(OnConflict.IGNORE)} {ops.quote_name(meta.db_table)}"
+    suffix = ops.on_conflict_suffix_sql(meta.fields, OnConflict.IGNORE, [], [])
+    adapt, values = ops.adapt_datetimefield_value, list(rows)
+    with connection.cursor() as cursor:
+        step = VALUES // len(names)
+        for start in range(0, len(values), step):
+            part = values[start : start + step]
+            flat = [adapt(v) if isinstance(v, datetime) else v for each in part for v in each]
+            cursor.execute(
+                f"{insert} ({columns}) VALUES {', '.join([row] * len(part))} {suffix}", flat
+            )

@@ -1,0 +1,198 @@
+"""Writes what became of requests, beside them: a thread in every process that lets requests in.
+
+What happens is put into a bounded queue and written once a second. A killed process loses that
+second, and a database that is away for long the oldest: bills come from the ledger alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db import DatabaseError, InterfaceError, close_old_connections
+
+from metering.request_log import Content, RequestNote, Served, insert
+from metering.retention import trim_requests
+from metering.usage_record import UsageRecord
+
+# -- Refused requests, however many come: the first of a kind one by one, the others as a number.
+
+
+#: Of one kind, in one process: so many a minute have a row of their own.
+SINGLE = 10
+WINDOW_S = 60.0
+#: How old what stands for those without a row may be; it isn't made for each of hundreds a second.
+LAST_EVERY_S = 1.0
+#: With more kinds than that they're told apart by tenant and reason alone.
+MOST_KINDS = 1000
+
+Kind = tuple[int, int | None, str, int, str]
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    count: int = 0
+    last: Served | None = None
+    last_at: float = -math.inf
+
+
+class Refusals:
+    """Thins refusals out. `keep` gets what is to be written.
+
+    A kind is a tenant, key, endpoint, status and code. So a flood of one kind takes `SINGLE` + 1
+    rows a minute in each process.
+    """
+
+    def __init__(
+        self, keep: Callable[[Served], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._keep, self._clock = keep, clock
+        self._lock = threading.Lock()
+        self._windows: dict[Kind, _Window] = {}
+
+    def note(self, kind: Kind, make: Callable[[], Served]) -> None:
+        """One more was refused; `make` is called where it's to be kept. Any thread."""
+        with self._lock:
+            if kind not in self._windows and len(self._windows) >= MOST_KINDS:
+                kind = (kind[0], None, "", *kind[3:])
+            now = self._clock()
+            window = self._windows.get(kind)
+            if window is None or now - window.began >= WINDOW_S:
+                self._end(window)
+                window = self._windows[kind] = _Window(now)
+            window.count += 1
+            if window.count <= SINGLE:
+                self._keep(make())
+            elif now - window.last_at >= LAST_EVERY_S:
+                window.last, window.last_at = make(), now
+
+    def sweep(self, *, all_of_them: bool = False) -> None:
+        """Tell of the kinds whose minute is over."""
+        with self._lock:
+            now = self._clock()
+            for kind, window in list(self._windows.items()):
+                if all_of_them or now - window.began >= WINDOW_S:
+                    del self._windows[kind]
+                    self._end(window)
+
+    def _end(self, window: _Window | None) -> None:
+        """One row for those that have none."""
+        if window is not None and window.last is not None:
+            last = window.last
+            self._keep(Served(last.record, last.note, window.count - SINGLE))
+
+
+logger = logging.getLogger(__name__)
+
+#: What waits in a process while the database is away.
+MOST_WAITING = 10_000
+EVERY_S = 1.0
+#: Rows of one transaction.
+PART = 500
+#: A tenant's oldest are removed whenever so many new ones were written.
+TRIM_EVERY = 1000
+
+_waiting: deque[Served | Content] = deque(maxlen=MOST_WAITING)
+_written: Counter[int] = Counter()
+_refusals = Refusals(_waiting.append)
+
+
+def keep_request(record: UsageRecord, note: RequestNote) -> None:
+    """A request has ended. Returns at once; any thread."""
+    _waiting.append(Served(record, note))
+
+
+def keep_refusal(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestNote]]) -> None:
+    """A request was refused before it ran. Of many of a kind few are kept, and made."""
+    _refusals.note(kind, lambda: Served(*make()))
+
+
+def keep_content(content: Content) -> None:
+    """What was asked and answered, of a tenant that wants it kept."""
+    _waiting.append(content)
+
+
+def write_waiting(*, at_once: bool = False) -> int:
+    """Write what waits; how much that was. `at_once`: refusals too whose minute isn't over.
+
+    Raises DatabaseError; what couldn't be written waits on.
+    """
+    _refusals.sweep(all_of_them=at_once)
+    written = 0
+    while _waiting:
+        part = [_waiting.popleft() for _ in range(min(PART, len(_waiting)))]
+        try:
+            insert(part)
+        except BaseException:
+            _waiting.extendleft(reversed(part[: MOST_WAITING - len(_waiting)]))
+            raise
+        written += len(part)
+        _trim(part)
+    return written
+
+
+def _trim(part: list[Served | Content]) -> None:
+    for item in part:
+        tenant = item.record.tenant_id if isinstance(item, Served) else item.tenant_id
+        _written[tenant] += 1
+        if _written[tenant] >= TRIM_EVERY:
+            _written[tenant] = 0
+            trim_requests(tenant)
+
+
+class Writer(threading.Thread):
+    """Writes until told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__(name="quire-requests", daemon=True)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Write what is there, and end."""
+        self._stopping.set()
+        self.join(10.0)
+
+    def run(self) -> None:
+        stopping = late = False
+        while not stopping:
+            stopping = self._stopping.wait(EVERY_S)
+            try:
+                written = write_waiting(at_once=stopping)
+            except (DatabaseError, InterfaceError) as error:
+                if stopping:
+                    logger.warning("records of %d requests are lost: %s", len(_waiting), error)
+                elif not late:
+                    text = "records of %d requests wait and are tried again every second: %s"
+                    logger.warning(text, len(_waiting), error)
+                late = True
+                close_old_connections()
+                continue
+            if late:
+                logger.warning("records of %d requests that waited are written", written)
+            late = False
+        close_old_connections()
+
+
+_writer: Writer | None = None
+
+
+def start_writer() -> None:
+    """Start this process's writer, unless it runs."""
+    global _writer
+    if _writer is None or not _writer.is_alive():
+        _writer = Writer()
+        _writer.start()
+
+
+def stop_writer() -> None:
+    """Stop it; what waits is written. May block."""
+    global _writer
+    if _writer is not None:
+        _writer.stop()
+        _writer = None

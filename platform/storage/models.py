@@ -1,0 +1,320 @@
+"""A batch: the requests of one file, run at low priority."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+
+from tenants.models import ApiKey, Tenant
+
+# -- JSON in a text column.
+
+
+def json_chars(*values: Any) -> int:
+    """What values take in columns of this kind."""
+    return sum(len(json.dumps(value)) for value in values)
+
+
+class JsonTextField(models.TextField):
+    """Any JSON value, stored as ASCII text.
+
+    PostgreSQL's own JSON type takes no NUL character, which clients may send; here it is the six
+    characters of its escape. Nothing looks inside these columns, so nothing is lost.
+    """
+
+    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
+        """Text from the database."""
+        return None if value is None else json.loads(value)
+
+    def to_python(self, value: Any) -> Any:
+        """Values are Python's already, but in fixtures and forms."""
+        return json.loads(value) if isinstance(value, str) else value
+
+    def get_prep_value(self, value: Any) -> str:
+        """A value for the database."""
+        return json.dumps(value)
+
+    def value_to_string(self, obj: models.Model) -> str:
+        """For `dumpdata`."""
+        return json.dumps(self.value_from_object(obj))
+
+
+# -- What all stored objects have: a public name, an owner, an end.
+
+
+class Owned(models.Model):
+    """A tenant's object. `key` and `user`: who made it, as long as they exist."""
+
+    public_id = models.CharField(max_length=64, unique=True, editable=False)
+    tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="+")
+    key = models.ForeignKey(ApiKey, models.SET_NULL, null=True, blank=True, related_name="+")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True, db_index=True)
+
+    class Meta:
+        abstract = True
+        ordering = ["-created_at", "-pk"]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+
+class Leased(models.Model):
+    """Work that one worker at a time may do. Whose lease has run out has lost it."""
+
+    lease_owner = models.CharField(max_length=64, blank=True, editable=False)
+    lease_until = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        abstract = True
+
+
+# -- A chat completion that was made with `store`.
+
+
+class StoredCompletion(Owned):
+    """A chat completion and what led to it.
+
+    `messages`: the chat as it came in, each with an id. `body`: the answer. `metadata`: the
+    client's, which it may change. `size`: of messages and body in characters.
+    """
+
+    model = models.CharField(max_length=256)
+    messages = JsonTextField()
+    metadata = JsonTextField(default=dict, blank=True)
+    body = JsonTextField()
+    size = models.PositiveBigIntegerField(default=0, editable=False)
+
+    class Meta(Owned.Meta):
+        verbose_name = "chat completion"
+        indexes = [models.Index(fields=["tenant", "model"], name="completion_model")]
+
+
+# -- A conversation of the playground, kept for the person who had it.
+
+
+MAX_TITLE_CHARS = 200
+
+
+class SavedConversation(Owned):
+    """One person's, in one tenant; it goes when they do.
+
+    `document`: its turns as a tree, see `storage.playground_document`. `words`: what a search
+    finds, in
+    small letters. `version`: counts the changes, so that two tabs don't undo each other's. `size`:
+    of document and words in characters. `shared_at`: since when the tenant's people may read it.
+    """
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    title = models.CharField(max_length=MAX_TITLE_CHARS)
+    document = JsonTextField()
+    words = models.TextField(editable=False)
+    version = models.PositiveIntegerField(default=1, editable=False)
+    size = models.PositiveBigIntegerField(default=0, editable=False)
+    changed_at = models.DateTimeField(db_index=True)
+    shared_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta(Owned.Meta):
+        verbose_name = "conversation"
+        indexes = [
+            models.Index(fields=["user", "tenant", "-changed_at"], name="conversation_newest")
+        ]
+
+
+# -- A file: what it is. Its bytes are in `storage.blobs`, under the same public id.
+
+
+class StoredFile(Owned):
+    """A tenant's file. `filename` is what the client calls it, shown and never opened."""
+
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=40)
+    size = models.PositiveBigIntegerField()
+
+    class Meta(Owned.Meta):
+        verbose_name = "file"
+        indexes = [models.Index(fields=["tenant", "-created_at", "-id"], name="file_newest")]
+
+
+class BatchStatus(models.TextChoices):
+    """OpenAI's names."""
+
+    VALIDATING = "validating", "Validating"
+    FAILED = "failed", "Failed"
+    IN_PROGRESS = "in_progress", "In progress"
+    FINALIZING = "finalizing", "Finalizing"
+    COMPLETED = "completed", "Completed"
+    EXPIRED = "expired", "Expired"
+    CANCELLING = "cancelling", "Cancelling"
+    CANCELLED = "cancelled", "Cancelled"
+
+
+#: A worker has something to do for these.
+OPEN = (
+    BatchStatus.VALIDATING,
+    BatchStatus.IN_PROGRESS,
+    BatchStatus.FINALIZING,
+    BatchStatus.CANCELLING,
+)
+
+
+class Batch(Owned, Leased):
+    """The requests of one file. `expires_at` is the end of its completion window."""
+
+    endpoint = models.CharField(max_length=100)
+    completion_window = models.CharField(max_length=10)
+    status = models.CharField(
+        max_length=12, choices=BatchStatus, default=BatchStatus.VALIDATING, db_index=True
+    )
+    metadata = JsonTextField(default=dict, blank=True)
+    errors = JsonTextField(default=list, blank=True)
+    usage = JsonTextField(default=dict, blank=True)
+    input_file_id = models.CharField(max_length=64)
+    output_file = models.ForeignKey(
+        StoredFile, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    error_file = models.ForeignKey(
+        StoredFile, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    output_lifetime_s = models.PositiveBigIntegerField(null=True, blank=True)
+    total = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    #: Of those that failed: whose turn didn't come in time.
+    expired = models.PositiveIntegerField(default=0)
+    in_progress_at = models.DateTimeField(null=True, blank=True)
+    finalizing_at = models.DateTimeField(null=True, blank=True)
+    completed_at = models.DateTimeField(null=True, blank=True)
+    failed_at = models.DateTimeField(null=True, blank=True)
+    expired_at = models.DateTimeField(null=True, blank=True)
+    cancelling_at = models.DateTimeField(null=True, blank=True)
+    cancelled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta(Owned.Meta):
+        verbose_name_plural = "batches"
+        indexes = [models.Index(fields=["tenant", "-created_at", "-id"], name="batch_newest")]
+
+
+# -- A conversation of the API: items that responses read and add to.
+
+
+class ItemConversation(Owned):
+    """A tenant's, whichever of its keys made it; the playground's are `SavedConversation`s.
+
+    `metadata`: the client's. `size`: of all items in characters. `changed_at`: its end comes so
+    many days later.
+    """
+
+    metadata = JsonTextField(default=dict, blank=True)
+    size = models.PositiveBigIntegerField(default=0, editable=False)
+    changed_at = models.DateTimeField(db_index=True)
+
+    class Meta(Owned.Meta):
+        verbose_name = "conversation of items"
+        verbose_name_plural = "conversations of items"
+
+
+class ConversationItem(models.Model):
+    """One item, in OpenAI's form. Its id is known inside its conversation alone."""
+
+    conversation = models.ForeignKey(ItemConversation, models.CASCADE, related_name="items")
+    public_id = models.CharField(max_length=64, editable=False)
+    item = JsonTextField()
+    size = models.PositiveBigIntegerField(editable=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["conversation", "public_id"], name="conversation_item_id"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.public_id
+
+
+# -- A stored answer of the Responses API.
+
+
+class ResponseStatus(models.TextChoices):
+    """OpenAI's names."""
+
+    QUEUED = "queued", "Queued"
+    IN_PROGRESS = "in_progress", "In progress"
+    COMPLETED = "completed", "Completed"
+    INCOMPLETE = "incomplete", "Incomplete"
+    FAILED = "failed", "Failed"
+    CANCELLED = "cancelled", "Cancelled"
+
+
+class StoredResponse(Owned, Leased):
+    """A response with what led to it.
+
+    `request`: the body as it came in. `input_items`: this turn's input, in OpenAI's items. `body`:
+    the response object as last written. `previous_id`: the response that it goes on from.
+    `size`: of all that in characters.
+    """
+
+    status = models.CharField(max_length=12, choices=ResponseStatus, db_index=True)
+    background = models.BooleanField(default=False)
+    request = JsonTextField()
+    input_items = JsonTextField()
+    body = JsonTextField()
+    previous_id = models.CharField(max_length=64, blank=True)
+    size = models.PositiveBigIntegerField(default=0, editable=False)
+
+    class Meta(Owned.Meta):
+        verbose_name = "response"
+
+
+# -- A file that comes in parts.
+
+
+class UploadStatus(models.TextChoices):
+    """OpenAI's names; one that nobody ended in time is gone."""
+
+    PENDING = "pending", "Pending"
+    COMPLETED = "completed", "Completed"
+    CANCELLED = "cancelled", "Cancelled"
+
+
+class StoredUpload(Owned):
+    """What the file shall be. `size`: of the whole, as it was announced. `lifetime_s`: the file's,
+    from its end on; None for no end. `expires_at`: the upload's own.
+    """
+
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=40)
+    mime_type = models.CharField(max_length=255)
+    size = models.PositiveBigIntegerField()
+    lifetime_s = models.PositiveBigIntegerField(null=True, blank=True)
+    status = models.CharField(
+        max_length=10, choices=UploadStatus, default=UploadStatus.PENDING, db_index=True
+    )
+    file = models.ForeignKey(StoredFile, models.SET_NULL, null=True, blank=True, related_name="+")
+
+    class Meta(Owned.Meta):
+        verbose_name = "upload"
+
+
+class UploadPart(models.Model):
+    """One part. Its bytes are in `storage.blobs`, under its public id."""
+
+    upload = models.ForeignKey(StoredUpload, models.CASCADE, related_name="parts")
+    public_id = models.CharField(max_length=64, unique=True, editable=False)
+    size = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return self.public_id

@@ -1,0 +1,110 @@
+"""How much a tenant's stored answers and conversations take, as each process knows it.
+
+The database is asked once a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.db.models import Sum
+from django.utils import timezone
+
+from common.errors import StorageFull
+from storage.models import ItemConversation, SavedConversation, StoredCompletion, StoredResponse
+from tenants.actors import Actor, as_actor
+from tenants.authentication import Caller
+from tenants.models import ActorKind, ApiKey, User
+
+# -- Who made an object, from the caller.
+
+
+def owner_fields(caller: Caller) -> dict[str, Any]:
+    """Columns of `storage.models.Owned`."""
+    return {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "user_id": caller.user_id}
+
+
+def actor_of(caller: Caller) -> Actor:
+    """For the audit log."""
+    if caller.user_id is not None:
+        user = User.objects.filter(pk=caller.user_id).first()
+        if user is not None:
+            return as_actor(user)
+    key = ApiKey.objects.filter(pk=caller.key_id).first()
+    return Actor(f"API key {key or caller.key_id}", kind=ActorKind.KEY, key=key)
+
+
+def kept_until() -> datetime | None:
+    """When what is kept from now on is forgotten; None for never."""
+    days = settings.QUIRE["RESPONSE_DAYS"]
+    return timezone.now() + timedelta(days=days) if days else None
+
+
+FRESH_S = 60.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """`size`: in characters. `at`: `time.monotonic()` when the database was asked."""
+
+    size: int
+    at: float
+
+
+_known: dict[int, _Known] = {}
+
+
+def limit() -> int:
+    """The most that a tenant's answers may take; 0 is no limit."""
+    return int(settings.QUIRE["TENANT_STORED_CHARS"])
+
+
+def is_known(tenant_id: int) -> bool:
+    """Whether `check_answers` need not ask the database before. Of a full tenant it always is."""
+    known = _known.get(tenant_id)
+    if not limit():
+        return True
+    return known is not None and known.size < limit() and time.monotonic() - known.at < FRESH_S
+
+
+def check_answers(tenant_id: int) -> None:
+    """Raise `StorageFull` when the tenant has no room for another answer. May block.
+
+    Processes count for themselves between two looks: a tenant can go over by what it stores in a
+    minute.
+    """
+    if not is_known(tenant_id):
+        size = sum(
+            int(kind.objects.filter(tenant_id=tenant_id).aggregate(sum=Sum("size"))["sum"] or 0)
+            for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation)
+        )
+        if len(_known) > 10_000:
+            _known.clear()
+        _known[tenant_id] = _Known(size, time.monotonic())
+    most = limit()
+    if most and _known[tenant_id].size >= most:
+        raise StorageFull(
+            f"This tenant's stored answers may take {most} characters and do. Delete some, or set "
+            "store to false.",
+            param="store",
+        )
+
+
+def note_answer(tenant_id: int, size: int) -> None:
+    """An answer of so many characters was stored."""
+    known = _known.get(tenant_id)
+    if known is not None:
+        known.size += size
+
+
+def forget(**_: object) -> None:
+    """Ask again."""
+    _known.clear()
+
+
+setting_changed.connect(forget, dispatch_uid="storage.ownership")

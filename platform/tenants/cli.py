@@ -1,0 +1,173 @@
+"""What the commands for tenants and keys read from their command lines."""
+
+from argparse import BooleanOptionalAction
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from common.commands import comma_list, yes_or_no
+from tenants import api_keys as secrets
+from tenants.actions import LIMITS, OWN
+from tenants.models import ApiKey, Membership, Role, ServiceAccount, Tenant, User
+
+# -- What cli.py takes from common.commands.
+
+
+def find_tenant(slug: str) -> Tenant:
+    """The tenant, or a `CommandError` that names those there are."""
+    tenant = Tenant.objects.filter(slug=slug).first()
+    if tenant is None:
+        known = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
+        raise CommandError(f"Tenant {slug!r} not found. Tenants: {known}.")
+    return tenant
+
+
+def find_user(username: str) -> User:
+    """The user, or a `CommandError`."""
+    user = User.objects.filter(username=username).first()
+    if user is None:
+        raise CommandError(f"User {username!r} not found. See manage.py list_users.")
+    return user
+
+
+def find_member(tenant: Tenant, user: User) -> Membership:
+    """The user's place in the tenant, or a `CommandError`."""
+    found = Membership.objects.filter(tenant=tenant, user=user).first()
+    if found is None:
+        raise CommandError(f"{user} isn't a member of {tenant}. See manage.py list_members.")
+    return found
+
+
+def find_account(tenant: Tenant, name: str) -> ServiceAccount:
+    """The tenant's program of this name, or a `CommandError`."""
+    account = ServiceAccount.objects.filter(tenant=tenant, name=name).first()
+    if account is None:
+        raise CommandError(
+            f"{tenant} has no service account {name!r}. See manage.py list_service_accounts."
+        )
+    return account
+
+
+def add_role_option(parser: CommandParser) -> None:
+    """`--role`, a member's by default."""
+    parser.add_argument(
+        "--role",
+        choices=[role.value for role in Role],
+        default=Role.MEMBER.value,
+        help="(default: %(default)s)",
+    )
+
+
+#: For the help of every option or argument that `find_key` reads.
+KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
+
+
+def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
+    """What a tenant may have: `actions.LIMITS`. `defaults`: whether help tells a new one's."""
+
+    def also(text: str) -> str:
+        return f" (default: {text})" if defaults else ""
+
+    parser.add_argument(
+        "--keep-usage-days",
+        type=int,
+        metavar="N",
+        help=f"days to keep single requests in the usage ledger; 0: forever{also('0')}",
+    )
+    parser.add_argument(
+        "--keep-content-days",
+        type=int,
+        metavar="N",
+        help="files, batches and stored answers are kept for N days at most; 0: until they expire "
+        f"by themselves, if at all{also('0')}",
+    )
+    parser.add_argument(
+        "--store-prompts",
+        action=BooleanOptionalAction,
+        help=f"store prompts and completions with request logs{also('no')}",
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        help=f"share of a busy engine relative to other tenants{also('1')}",
+    )
+    parser.add_argument(
+        "--kv-reserved-fraction",
+        type=float,
+        help=f"part of each replica's KV cache that is reserved for it{also('0')}",
+    )
+    parser.add_argument(
+        "--kv-max-fraction",
+        type=float,
+        help=f"part of each replica's KV cache that it may use at most{also('1')}",
+    )
+    parser.add_argument(
+        "--max-priority",
+        type=int,
+        metavar="N",
+        help="its requests may ask for a `priority` down to -N, which runs before higher ones"
+        f"{also('0')}",
+    )
+    parser.add_argument(
+        "--requests-per-minute",
+        type=int,
+        metavar="N",
+        help="requests a minute, of all of its keys together; 0: no limit"
+        + also("QUIRE_REQUESTS_PER_MINUTE"),
+    )
+    parser.add_argument(
+        "--tokens-per-minute",
+        type=int,
+        metavar="N",
+        help="tokens a minute, prompts and outputs together; 0: no limit"
+        + also("QUIRE_TOKENS_PER_MINUTE"),
+    )
+    parser.add_argument(
+        "--max-running-requests",
+        type=int,
+        metavar="N",
+        help=f"maximum concurrent requests of the tenant; 0: no limit{also('0')}",
+    )
+    parser.add_argument(
+        "--max-context-tokens",
+        type=int,
+        metavar="N",
+        help=f"maximum tokens of a request, prompt plus output; 0: the model's limit{also('0')}",
+    )
+    parser.add_argument(
+        "--allowed-models",
+        type=comma_list,
+        metavar="A,B",
+        help=f"the only models that it may use; '': all that it can see{also('all')}",
+    )
+    parser.add_argument(
+        "--keep-conversations",
+        type=yes_or_no,
+        metavar="YES|NO",
+        help=f"whether the playground keeps conversations on the server{also('yes')}",
+    )
+    parser.add_argument(
+        "--time-zone",
+        metavar="ZONE",
+        help="when days, weeks and months of its budgets begin, such as Europe/Berlin"
+        f"{also('UTC')}",
+    )
+
+
+def find_key(text: str) -> ApiKey:
+    """The key that `KEY_HELP`'s words name, or a `CommandError`."""
+    rest = text.strip().removeprefix(secrets.PREFIX).rstrip(".")
+    public_id = rest[: secrets.PUBLIC_CHARS]
+    key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
+    if key is None:
+        raise CommandError(f"Key {public_id!r} not found. See manage.py list_keys.")
+    return key
+
+
+def limits_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What `add_limit_options` has read, for the actions: what is named alone."""
+    found = {n: options[n] for n in (*LIMITS, *OWN) if options[n] is not None}
+    for name in ("keep_usage_days", "keep_content_days"):
+        if found.get(name) == 0:
+            found[name] = None
+    return found

@@ -1,0 +1,205 @@
+"""A tenant's data as a ZIP archive, made while it's read: nothing is kept, memory is bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model, QuerySet
+from django.utils import timezone
+
+from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
+
+# -- What is kept of a tenant, by kind: for its export, its erasure, and what is kept too long.
+#
+# An app that keeps something of tenants says so when it starts (`register`); a test looks whether
+# each model with a tenant is named here.
+
+
+#: Rows that are removed in one transaction: nobody waits for long behind it.
+PART = 2000
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One kind of what is kept.
+
+    Attributes:
+        name: of its file in an export.
+        rows: all of a tenant's.
+        model: of the rows. None: nothing that an export would show.
+        secret: fields that an export leaves out.
+        erase: removes a tenant's and returns how many; calling it again is harmless. None: they
+            stay, as the audit log does.
+        files: names and places of files that belong to it.
+    """
+
+    name: str
+    rows: Callable[[Tenant], QuerySet[Any]] | None = None
+    model: type[Model] | None = None
+    secret: tuple[str, ...] = ()
+    erase: Callable[[Tenant], int] | None = None
+    files: Callable[[Tenant], Iterator[tuple[str, Path]]] | None = None
+
+
+_holdings: dict[str, Holding] = {}
+
+
+def register(holding: Holding) -> None:
+    """Add a kind; one of the same name gives way."""
+    _holdings[holding.name] = holding
+
+
+def holdings() -> list[Holding]:
+    """All kinds, in the order in which they were added: what refers to others comes first."""
+    return list(_holdings.values())
+
+
+def of_tenant(
+    name: str, model: type[Model], *, secret: tuple[str, ...] = (), stays: bool = False
+) -> Holding:
+    """The plain kind: rows whose `tenant` it is."""
+
+    def rows(tenant: Tenant) -> QuerySet[Any]:
+        return model._default_manager.filter(tenant=tenant)
+
+    def erase(tenant: Tenant) -> int:
+        return remove_in_parts(rows(tenant))
+
+    return Holding(name, rows, model, secret, None if stays else erase)
+
+
+def remove_in_parts(rows: QuerySet[Any]) -> int:
+    """Delete rows, `PART` at a time; how many."""
+    removed = 0
+    while keys := list(rows.order_by("pk").values_list("pk", flat=True)[:PART]):
+        rows.model._default_manager.filter(pk__in=keys).delete()
+        removed += len(keys)
+    return removed
+
+
+#: Of a file's bytes, and of a query's rows, at a time.
+CHUNK_BYTES, CHUNK_ROWS = 1 << 16, 500
+README = """What Quire keeps of a tenant. Each .jsonl file has one object a line; files/ has the
+bytes of files under their ids. Secrets (of keys, invitations, the webhook) are left out.
+"""
+
+
+class _Sink(io.RawIOBase):
+    """Takes what the archive writes until somebody takes it away."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        """What came since the last time."""
+        found, self._parts = b"".join(self._parts), []
+        return found
+
+
+def export_chunks(tenant: Tenant) -> Iterator[bytes]:
+    """The archive, piece by piece. May block."""
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_entry("README.txt"), README)
+        archive.writestr(_entry("tenant.json"), _json(_plain(tenant, ("salt",))))
+        for holding in holdings():
+            yield from _rows(archive, sink, tenant, holding)
+            yield from _files(archive, sink, tenant, holding)
+    yield sink.take()
+
+
+def _rows(
+    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: Holding
+) -> Iterator[bytes]:
+    if holding.rows is None:
+        return
+    with archive.open(_entry(f"{holding.name}.jsonl"), "w", force_zip64=True) as file:
+        rows = holding.rows(tenant).order_by("pk").iterator(chunk_size=CHUNK_ROWS)
+        for number, row in enumerate(rows, start=1):
+            file.write(_json(_plain(row, holding.secret)).encode() + b"\n")
+            if number % CHUNK_ROWS == 0:
+                yield sink.take()
+
+
+def _files(
+    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: Holding
+) -> Iterator[bytes]:
+    if holding.files is None:
+        return
+    for name, path in holding.files(tenant):
+        try:
+            source = path.open("rb")
+        except FileNotFoundError:  # removed while the archive was made
+            continue
+        with source, archive.open(_entry(f"files/{name}"), "w", force_zip64=True) as file:
+            while chunk := source.read(CHUNK_BYTES):
+                file.write(chunk)
+                yield sink.take()
+
+
+def _entry(name: str, moment: datetime | None = None) -> zipfile.ZipInfo:
+    when = (moment or timezone.now()).timetuple()[:6]
+    entry = zipfile.ZipInfo(name, when)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def _plain(row: Model, secret: tuple[str, ...]) -> dict[str, Any]:
+    fields = [field for field in row._meta.concrete_fields if field.name not in secret]
+    return {field.attname: getattr(row, field.attname) for field in fields}
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, cls=DjangoJSONEncoder, ensure_ascii=False)
+
+
+def export_file(tenant: Tenant, path: Path) -> int:
+    """Write the archive into a file that isn't there yet; its size. Raises OSError."""
+    size = 0
+    with path.open("xb") as file:
+        path.chmod(0o600)
+        for chunk in export_chunks(tenant):
+            size += file.write(chunk)
+    return size
+
+
+# -- What this app keeps of a tenant.
+
+
+def _erase_keys(tenant: Tenant) -> int:
+    """Those that followed another by rotation protect it: they let go first."""
+    keys = ApiKey.objects.filter(tenant=tenant)
+    keys.update(first=None)
+    return remove_in_parts(keys)
+
+
+def register_all() -> None:
+    """Keys before the accounts that hold them."""
+    register(
+        Holding(
+            "keys",
+            lambda tenant: ApiKey.objects.filter(tenant=tenant),
+            ApiKey,
+            secret=("digest",),
+            erase=_erase_keys,
+        )
+    )
+    register(of_tenant("service-accounts", ServiceAccount))
+    register(of_tenant("invitations", Invitation, secret=("digest",)))
+    register(of_tenant("members", Membership))
+    register(of_tenant("audit-log", AuditEntry, stays=True))

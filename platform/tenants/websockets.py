@@ -1,0 +1,127 @@
+"""Who may open the playground's socket, and whether they still may."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import DatabaseError, InterfaceError
+from django.http import HttpRequest
+from django.http.request import split_domain_port, validate_host
+
+from common.db import in_db_thread
+from tenants.sessions import SeenSession, lacks_second_factor, living_sessions
+
+#: What Django allows while DEBUG is on and no hosts are named.
+_DEBUG_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
+
+
+class SessionEnded(Exception):
+    """The session expired, or its user may not log in any more."""
+
+
+def origin_allowed(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the page that opened the socket is ours.
+
+    Browsers send `Origin` and scripts can't forge it. It must name the host that was connected to,
+    which must be one of ours (or a page elsewhere could bind its name to our address), or be among
+    `CSRF_TRUSTED_ORIGINS`.
+    """
+    origin = headers.get(b"origin", b"").decode("latin1").strip().lower()
+    if not origin:
+        return False
+    if origin in settings.CSRF_TRUSTED_ORIGINS:
+        return True
+    host = headers.get(b"host", b"").decode("latin1").strip().lower()
+    allowed = settings.ALLOWED_HOSTS or (_DEBUG_HOSTS if settings.DEBUG else [])
+    domain, _ = split_domain_port(host)
+    if not domain or not validate_host(domain, allowed):
+        return False
+    try:
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and _with_port(parts) == _with_port(
+            urlsplit(f"{parts.scheme}://{host}")
+        )
+    except ValueError:  # a port that is no number
+        return False
+
+
+def _with_port(parts: Any) -> tuple[str | None, int]:
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+@database_sync_to_async
+def user_of_session(session_key: str | None) -> Any:
+    """The session's user as of now, or None: it may have expired, or its user may not go on."""
+    if not session_key:
+        return None
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    user: Any = get_user(request)
+    return user if user.is_authenticated and not lacks_second_factor(user) else None
+
+
+# -- Looks once a second whether the sessions of this process's open sockets still hold.
+#
+# One look for all sockets: an idle tab costs no query of its own, and closes within two seconds of
+# its user being deactivated, demoted or logged out elsewhere.
+
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+Ended = Callable[[], Awaitable[None]]
+
+
+class SessionWatch:
+    """The open sockets of one event loop, and a task that looks while there are any."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[Ended, SeenSession] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, seen: SeenSession, ended: Ended) -> None:
+        """Call `ended` once when the session may not go on."""
+        self._sockets[ended] = seen
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._task = loop.create_task(self._look())
+
+    def remove(self, ended: Ended) -> None:
+        """The socket is closed."""
+        self._sockets.pop(ended, None)
+
+    async def _look(self) -> None:
+        while self._sockets:
+            await asyncio.sleep(LOOK_EVERY_S)
+            # Who comes during the look wasn't asked after, and isn't gone.
+            looked_at = dict(self._sockets)
+            try:
+                living = await in_db_thread(living_sessions, set(looked_at.values()))
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("session check of open sockets failed: %s", error)
+                continue
+            gone = [
+                ended
+                for ended, seen in looked_at.items()
+                if seen not in living and ended in self._sockets
+            ]
+            for ended in gone:
+                self.remove(ended)
+            await asyncio.gather(*(ended() for ended in gone), return_exceptions=True)
+
+
+watch = SessionWatch()
+
+
+# -- What websockets.py takes from inference.playground.
+
+
+NOT_LOGGED_IN, FOREIGN_ORIGIN, BAD_MESSAGES = 4401, 4403, 4409

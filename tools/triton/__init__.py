@@ -1,0 +1,1 @@
+"""Triton's kernels compiled ahead, and their tiles tuned."""
